@@ -1,0 +1,39 @@
+// Builds the store that a set of options asks for: memory, packs, the user's directory.
+#ifndef TILEWRIGHT_CACHE_OPEN_STORE_H_
+#define TILEWRIGHT_CACHE_OPEN_STORE_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/log.h"
+#include "cache/artifact_store.h"
+
+namespace tilewright::cache {
+
+struct StoreOptions {
+  std::string directory;           // the user's store; empty: the default place (R21)
+  std::vector<std::string> packs;  // read-only, searched first
+  bool read_only = false;
+  bool in_memory = false;
+  int64_t max_bytes = 0;  // 0: no limit
+};
+
+// Where the user's store lies and how that was decided; `directory` is empty for memory only.
+struct StoreLocation {
+  std::string directory;
+  std::string why;  // "TILEWRIGHT_CACHE_DIR", "XDG_CACHE_HOME", "HOME", "passwd", or the reason for
+                    // memory only
+};
+
+struct OpenedStore {
+  std::unique_ptr<ArtifactStore> store;
+  StoreLocation location;
+};
+
+// Never fails: what cannot be used is logged once and left out; at worst the store is in memory.
+OpenedStore OpenStore(const StoreOptions& options, const Logger& logger);
+
+}  // namespace tilewright::cache
+
+#endif  // TILEWRIGHT_CACHE_OPEN_STORE_H_

@@ -1,0 +1,45 @@
+// Events, one line each: `name key=value key=value`. Values with spaces are quoted. Nothing is
+// logged on the path of Run. Thread-safe. A Logger is owned by a Runtime (or the program); there is
+// no global one.
+#ifndef TILEWRIGHT_BASE_LOG_H_
+#define TILEWRIGHT_BASE_LOG_H_
+
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "tilewright/options.h"
+
+namespace tilewright {
+
+class Logger {
+ public:
+  // Writes lines at `level` and above to `sink`, or to stderr when it is empty.
+  explicit Logger(LogLevel level = LogLevel::kWarning, LogSink sink = nullptr);
+
+  bool enabled(LogLevel level) const { return level >= level_; }
+
+  struct Field {
+    Field(std::string_view key, const absl::AlphaNum& value) : key(key), value(value.Piece()) {}
+    std::string_view key;
+    std::string value;
+  };
+  void Event(LogLevel level, std::string_view name, std::initializer_list<Field> fields = {}) const;
+
+  // As Event, at most once for each `once_key` in the life of this logger.
+  void EventOnce(LogLevel level, std::string_view once_key, std::string_view name,
+                 std::initializer_list<Field> fields = {}) const;
+
+ private:
+  struct OnceKeys;
+  LogLevel level_;
+  LogSink sink_;
+  std::shared_ptr<OnceKeys> once_;
+};
+
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_BASE_LOG_H_

@@ -1,0 +1,85 @@
+// Spec and plan in, loadable kernel out: emit -> key -> store -> (compile -> store). The only place
+// that knows all of these stages.
+#ifndef TILEWRIGHT_BUILD_KERNEL_BUILDER_H_
+#define TILEWRIGHT_BUILD_KERNEL_BUILDER_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "artifact/kernel_binary.h"
+#include "artifact/kernel_source.h"
+#include "base/labelled_hash.h"
+#include "base/log.h"
+#include "cache/artifact_store.h"
+#include "compile/nvrtc_compiler.h"
+#include "device/module.h"
+#include "emit/template_bundle.h"
+#include "plan/kernel_plan.h"
+#include "tilewright/attention.h"
+
+namespace tilewright::build {
+
+enum class BinaryOrigin { kStore, kCompiled };
+
+struct BuiltKernel {
+  artifact::KernelBinary binary;
+  BinaryOrigin origin = BinaryOrigin::kStore;
+  Digest key;
+  std::string miss_reason;  // why the store did not serve it, when it did not
+};
+
+struct BuilderOptions {
+  bool lineinfo = false;
+  bool frozen = false;  // a miss is FailedPrecondition that names the spec
+  int lock_timeout_ms = 30000;
+};
+
+struct BuilderCounters {
+  int64_t store_hits = 0;
+  int64_t store_misses = 0;
+  int64_t compiles = 0;
+  double compile_ms = 0;
+  int64_t load_rejects = 0;
+};
+
+// Thread-safe. Threads and processes that ask for one key compile it once (single flight in the
+// process, a lock in the store among processes). Publishing happens on a writer thread after the
+// kernel was handed out.
+class KernelBuilder {
+ public:
+  KernelBuilder(const emit::TemplateBundle* bundle, cache::ArtifactStore* store,
+                const compile::NvrtcCompiler* compiler, const Logger* logger,
+                BuilderOptions options);
+  ~KernelBuilder();  // Flush()
+
+  // The manifest that the key of this source is the digest of.
+  LabelledHash Key(const artifact::KernelSource& source, const plan::KernelPlan& plan) const;
+
+  // From the store, or compiled. Needs no driver and no GPU.
+  absl::StatusOr<BuiltKernel> Build(const AttentionSpec& spec, const plan::KernelPlan& plan);
+
+  // Build, then load on `where`. An image that the driver refuses is dropped and compiled once
+  // more.
+  struct Loaded {
+    BuiltKernel built;
+    std::shared_ptr<const device::LoadedKernel> kernel;
+  };
+  absl::StatusOr<Loaded> BuildAndLoad(const AttentionSpec& spec, const plan::KernelPlan& plan,
+                                      const device::DriverApi& api,
+                                      const device::DeviceManager::Current& where);
+
+  // Waits until pending entries are published, at most `timeout_ms`. False on time-out.
+  bool Flush(int timeout_ms = 1000);
+
+  BuilderCounters counters() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tilewright::build
+
+#endif  // TILEWRIGHT_BUILD_KERNEL_BUILDER_H_

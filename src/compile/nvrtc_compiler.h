@@ -1,0 +1,69 @@
+// Compiles kernel source with NVRTC. libnvrtc is opened by the first Compile, never before: a
+// program whose kernels are all in the store does not map it.
+#ifndef TILEWRIGHT_COMPILE_NVRTC_COMPILER_H_
+#define TILEWRIGHT_COMPILE_NVRTC_COMPILER_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "artifact/kernel_binary.h"
+#include "artifact/kernel_source.h"
+
+namespace tilewright::compile {
+
+// The compiler as far as it can be known without mapping it.
+struct CompilerIdentity {
+  std::string path;  // resolved libnvrtc; not part of `id`
+  std::string id;    // build ids and sizes of libnvrtc and its builtins; equal files have equal ids
+                     // wherever they lie
+};
+
+struct CompileRequest {
+  const artifact::KernelSource& source;
+  absl::Span<const artifact::SourceFile> bundle;  // the templates
+  std::string target;                             // "sm_90a"
+  std::vector<std::string> options;               // from CompileOptions()
+};
+
+// The options, in order, that a kernel for `target` is compiled with. Part of the key.
+std::vector<std::string> CompileOptions(std::string_view target, bool lineinfo);
+
+// Thread-safe; compiles run in parallel.
+class NvrtcCompiler {
+ public:
+  struct Options {
+    std::string nvrtc_path;  // empty: search
+  };
+  explicit NvrtcCompiler(Options options);
+  ~NvrtcCompiler();
+
+  // Where libnvrtc would be loaded from, and which build it is; reads the files' ELF notes but maps
+  // nothing. Unavailable lists every place that was searched and what to install.
+  absl::StatusOr<CompilerIdentity> Identity() const;
+
+  // Whether this process has opened libnvrtc through this object.
+  bool loaded() const;
+
+  // "13.0.88"; opens libnvrtc.
+  absl::StatusOr<std::string> Version() const;
+  // The SMs that this NVRTC compiles for; opens libnvrtc.
+  absl::StatusOr<std::vector<int>> SupportedArchs() const;
+
+  //   Unavailable      no NVRTC, its builtins are missing, or it does not know the target
+  //   InvalidArgument  an error in a user's snippet (the log's first error lies in a user/ file)
+  //   Internal         any other compile error
+  // Compile errors carry the whole log as payload "tilewright/compile_log" and its first lines in
+  // the message.
+  absl::StatusOr<artifact::KernelBinary> Compile(const CompileRequest& request) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tilewright::compile
+
+#endif  // TILEWRIGHT_COMPILE_NVRTC_COMPILER_H_

@@ -1,0 +1,77 @@
+// Move-only device buffers, streams and events for the program, the tuner and the tests. Free of
+// <cuda.h>. Every object belongs to the context that was current when it was made.
+#ifndef TILEWRIGHT_DEVICE_MEMORY_H_
+#define TILEWRIGHT_DEVICE_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "device/device.h"
+
+struct CUevent_st;
+
+namespace tilewright::device {
+
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  // 0 bytes give a null buffer. ResourceExhausted names the bytes asked for.
+  static absl::StatusOr<DeviceBuffer> Allocate(const DriverApi& api, size_t bytes);
+  DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(other); }
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
+  ~DeviceBuffer();
+
+  void* data() const { return data_; }
+  size_t size() const { return size_; }
+
+  absl::Status CopyFromHost(const void* source, size_t bytes, StreamHandle stream,
+                            size_t offset = 0);
+  // Synchronises the stream.
+  absl::Status CopyToHost(void* destination, size_t bytes, StreamHandle stream,
+                          size_t offset = 0) const;
+  absl::Status Fill(uint8_t byte, StreamHandle stream);
+
+ private:
+  const DriverApi* api_ = nullptr;
+  void* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+class OwnedStream {
+ public:
+  static absl::StatusOr<OwnedStream> Create(const DriverApi& api);  // non-blocking
+  OwnedStream() = default;
+  OwnedStream(OwnedStream&& other) noexcept { *this = std::move(other); }
+  OwnedStream& operator=(OwnedStream&& other) noexcept;
+  ~OwnedStream();
+  StreamHandle get() const { return stream_; }
+  absl::Status Synchronize() const;
+
+ private:
+  const DriverApi* api_ = nullptr;
+  StreamHandle stream_ = nullptr;
+};
+
+class OwnedEvent {
+ public:
+  static absl::StatusOr<OwnedEvent> Create(const DriverApi& api);
+  OwnedEvent() = default;
+  OwnedEvent(OwnedEvent&& other) noexcept { *this = std::move(other); }
+  OwnedEvent& operator=(OwnedEvent&& other) noexcept;
+  ~OwnedEvent();
+  absl::Status Record(StreamHandle stream) const;
+  absl::Status Synchronize() const;
+  // Milliseconds from `start` to this event; both must have completed.
+  absl::StatusOr<float> ElapsedMsSince(const OwnedEvent& start) const;
+
+ private:
+  const DriverApi* api_ = nullptr;
+  CUevent_st* event_ = nullptr;
+};
+
+}  // namespace tilewright::device
+
+#endif  // TILEWRIGHT_DEVICE_MEMORY_H_

@@ -1,0 +1,64 @@
+// A cubin in the driver, ready to launch. Free of <cuda.h>.
+#ifndef TILEWRIGHT_DEVICE_MODULE_H_
+#define TILEWRIGHT_DEVICE_MODULE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "device/device.h"
+
+struct CUlib_st;
+struct CUkern_st;
+
+namespace tilewright::device {
+
+struct LoadOptions {
+  std::string entry_name;
+  int64_t dynamic_smem_bytes = 0;  // raises the kernel's limit where it is above 48 KB
+};
+
+// Owns a CUlibrary and its one kernel. Immutable after Load, shared between the memory cache and
+// running callers. Unloading tolerates a driver that is shutting down.
+class LoadedKernel {
+ public:
+  // Loads fully: the kernel is resolved, forced into the given context and its attributes set on
+  // `device`, so that nothing is left for the first launch. Internal with the driver's error;
+  // payload "tilewright/load_rejected" when the driver refused the image itself (the caller drops
+  // the entry and compiles once more).
+  static absl::StatusOr<std::shared_ptr<const LoadedKernel>> Load(
+      const DriverApi& api, const DeviceManager::Current& where, absl::string_view cubin,
+      const LoadOptions& options);
+  ~LoadedKernel();
+  LoadedKernel(const LoadedKernel&) = delete;
+  LoadedKernel& operator=(const LoadedKernel&) = delete;
+
+  ContextHandle context() const { return context_; }
+  int device_ordinal() const { return device_ordinal_; }
+
+  struct LaunchConfig {
+    uint32_t grid = 0;
+    uint32_t block = 0;
+    uint32_t smem_bytes = 0;
+  };
+  // `params` are the bytes of the kernel's one by-value parameter. FailedPrecondition when the
+  // calling thread's current context is not the one loaded for; Internal with the driver's error
+  // otherwise. No allocation, no lock.
+  absl::Status Launch(const LaunchConfig& config, const void* params, StreamHandle stream) const;
+
+ private:
+  LoadedKernel() = default;
+  const DriverApi* api_ = nullptr;
+  ContextHandle context_ = nullptr;
+  int device_ordinal_ = 0;
+  CUlib_st* library_ = nullptr;
+  CUkern_st* kernel_ = nullptr;
+};
+
+}  // namespace tilewright::device
+
+#endif  // TILEWRIGHT_DEVICE_MODULE_H_

@@ -1,0 +1,19 @@
+// (spec, plan) -> the kernel's source. Deterministic: equal inputs give equal bytes in any process.
+#ifndef TILEWRIGHT_EMIT_EMIT_KERNEL_H_
+#define TILEWRIGHT_EMIT_EMIT_KERNEL_H_
+
+#include "absl/status/statusor.h"
+#include "artifact/kernel_source.h"
+#include "plan/kernel_plan.h"
+#include "tilewright/attention.h"
+
+namespace tilewright::emit {
+
+// `spec` is canonical and valid, `plan` feasible for it. What stays a run-time argument (lengths,
+// batch, strides, scale, window sizes, softcap, dropout probability) does not appear in the text.
+absl::StatusOr<artifact::KernelSource> EmitKernel(const AttentionSpec& spec,
+                                                  const plan::KernelPlan& plan);
+
+}  // namespace tilewright::emit
+
+#endif  // TILEWRIGHT_EMIT_EMIT_KERNEL_H_

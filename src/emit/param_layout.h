@@ -1,0 +1,47 @@
+// Where each argument lies in the parameters of a kernel: the one place that the emitter (which
+// writes struct Params) and the runtime (which fills its bytes) both look at.
+#ifndef TILEWRIGHT_EMIT_PARAM_LAYOUT_H_
+#define TILEWRIGHT_EMIT_PARAM_LAYOUT_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "tilewright/attention.h"
+
+namespace tilewright::emit {
+
+enum class ParamSlotKind {
+  kCore,       // abi::AttnFwdParams, always first
+  kWindow,     // abi::WindowArgs
+  kVarlen,     // abi::VarlenArgs
+  kPageTable,  // abi::PageTableArgs
+  kAlibi,
+  kBias,  // one per term, additive and bool, `index` is the term
+  kSoftcap,
+  kSinks,
+  kBlockMask,
+  kQScale,  // abi::ScaleArgs
+  kKScale,
+  kVScale,
+  kDropout,
+  kUserArray,   // one pointer, `index` is the array
+  kUserScalar,  // 8 bytes: float in the low four, or int64
+};
+
+struct ParamSlot {
+  ParamSlotKind kind;
+  int index = 0;
+  int offset = 0;
+  int size = 0;
+};
+
+struct ParamLayout {
+  std::vector<ParamSlot> slots;
+  int size = 0;  // bytes of struct Params; at most 4096
+};
+
+ParamLayout MakeParamLayout(const AttentionSpec& spec);
+
+}  // namespace tilewright::emit
+
+#endif  // TILEWRIGHT_EMIT_PARAM_LAYOUT_H_

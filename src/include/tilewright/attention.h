@@ -1,0 +1,271 @@
+// What to compute (AttentionSpec) and on which memory (AttentionArgs).
+//
+// An AttentionSpec describes one attention operation: types, head counts, head dims, masks, biases.
+// It owns no memory and says nothing about how the result is computed. `Runtime::Prepare` turns it
+// into a kernel; `Runtime::Run` applies that kernel to an AttentionArgs any number of times.
+//
+// What is computed, for batch b, query head h, its key/value head h / (heads_q / heads_kv), query
+// row i of Sq, key j of Skv and off = Skv - Sq, in this order:
+//   1. s = scale * dot(q_i, k_j)
+//   2. s += every bias term; then s += alibi_slope[h] * -|i + off - j|
+//   3. s = softcap * tanh(s / softcap)              (steps 2 and 3 swap with softcap_before_bias)
+//   4. s = score_snippet(s, b, h, i, j)
+//   5. keys that causal, window, length, a bool term, block mask or mask_snippet exclude have
+//   weight exactly 0
+//   6. m_i = max s_ij, l_i = sum exp(s_ij - m_i); a sink adds exp(sink[h] - m_i) to l_i
+//   7. dropout zeroes some normalised weights and divides the others by 1 - p; l_i and LSE do not
+//   see it
+//   8. o_i = sum weight_ij * v_j / l_i, lse_i = m_i + ln(l_i)
+// A row that may see no key gives o = 0 and lse = -inf.
+//
+// The online form of the softmax follows Milakov and Gimelshein (arXiv 1805.02867), the tiling Dao
+// et al., FlashAttention (arXiv 2205.14135).
+#ifndef TILEWRIGHT_ATTENTION_H_
+#define TILEWRIGHT_ATTENTION_H_
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tilewright {
+
+enum class Operation { kForward, kBackward };
+
+// Element types of tensors. kBool is one byte per element, zero or not zero.
+enum class ElementType { kFp16, kBf16, kFp32, kFp8E4m3, kFp8E5m2, kInt8, kBool, kInt32 };
+
+// How Q, K, V and O lie in memory when no explicit strides are given: batch, sequence, head (and
+// always the head dim innermost). kThd is the packed form of varlen: [total tokens, heads, dim].
+enum class Layout { kBshd, kBhsd, kSbhd, kThd };
+
+// Where the diagonal of causal masks, windows and ALiBi lies when Sq != Skv.
+enum class MaskAlign { kBottomRight, kTopLeft };
+
+// Logarithm of the LSE output, and its value for a row that may see no key.
+enum class LseBase { kE, kTwo };
+enum class EmptyLse { kMinusInf, kPlusInf };
+
+// Granularity of the scales that turn stored fp8 or int8 values into real ones (value = stored *
+// scale).
+enum class ScaleKind { kNone, kPerTensor, kPerHead, kPerToken };
+
+// How the batch index of a bias term that has fewer batches than the problem is found:
+// kMod: b % term.batch, kDiv: b / (batch / term.batch).
+enum class BatchMap { kMod, kDiv };
+
+// One additive (fp16, bf16, fp32) or masking (bool: nonzero keeps) term over the scores. Each
+// extent is 1 (broadcast) or the size of the problem; `batch` may also be any divisor of the batch
+// (see BatchMap).
+struct BiasTerm {
+  ElementType type = ElementType::kFp32;
+  int64_t batch = 1;
+  int64_t heads = 1;
+  int64_t seqlen_q = 1;
+  int64_t seqlen_kv = 1;
+  BatchMap batch_map = BatchMap::kMod;
+
+  bool operator==(const BiasTerm&) const = default;
+};
+
+// A device array or a scalar that the snippets of a spec may read by name.
+struct SnippetArray {
+  std::string name;  // a C++ identifier, used in the snippet as `const T* name`
+  ElementType type = ElementType::kFp32;
+  bool operator==(const SnippetArray&) const = default;
+};
+enum class ScalarType { kFloat, kInt64 };
+struct SnippetScalar {
+  std::string name;
+  ScalarType type = ScalarType::kFloat;
+  bool operator==(const SnippetScalar&) const = default;
+};
+
+// CUDA C++ text of a user rule: one expression, or a function body with `return`. In scope are
+//   score            the score so far (score snippets only), of type Scalar
+//   b, h, i, j       int64_t: batch, query head, query row and key, counted within the sequence
+//   seqlen_q, seqlen_kv   int64_t: lengths of this sequence
+//   the arrays and scalars that the spec names
+// A score snippet yields the new score; a mask snippet yields true for keys to keep.
+struct Snippet {
+  std::string text;
+  std::string file_name;  // shown in compile errors; empty: "score_snippet" or "mask_snippet"
+  bool empty() const { return text.empty(); }
+  bool operator==(const Snippet&) const = default;
+};
+
+// Element strides of one tensor with its innermost dimension contiguous unless `dim` says
+// otherwise.
+struct Strides {
+  int64_t batch = 0;
+  int64_t seq = 0;
+  int64_t head = 0;
+  int64_t dim = 1;
+  bool operator==(const Strides&) const = default;
+};
+
+struct AttentionSpec {
+  Operation operation = Operation::kForward;
+
+  // Q (and O, unless `out_type` is set). kFp16, kBf16, kFp32, or kFp8E4m3 / kFp8E5m2 with out_type
+  // 16-bit.
+  ElementType type = ElementType::kBf16;
+  std::optional<ElementType> kv_type;   // K and V; absent: as `type`
+  std::optional<ElementType> out_type;  // O; absent: as `type`
+
+  // Sizes. Heads and dims are fixed; batch and sequence lengths are the typical ones that planning
+  // looks at: Run accepts any (but with `exact`). Varlen: the longest sequence. heads_q is a
+  // multiple of heads_kv.
+  int64_t batch = 1;
+  int64_t heads_q = 1;
+  int64_t heads_kv = 1;
+  int64_t seqlen_q = 1;
+  int64_t seqlen_kv = 1;
+  int64_t dim_qk = 64;
+  int64_t dim_v = 64;
+
+  Layout layout = Layout::kBshd;
+  // Typical strides where `layout` does not describe them, in the order q, k, v, o. They decide how
+  // wide copies may be; Run accepts other strides and pointers as long as `strided_innermost`
+  // covers them.
+  std::optional<std::array<Strides, 4>> strides;
+  bool strided_innermost = false;  // the head dim may have a stride other than 1 (slow path)
+
+  // Masks.
+  bool causal = false;
+  MaskAlign align = MaskAlign::kBottomRight;
+  int64_t window_left = -1;   // keys to the left of the diagonal that stay visible; -1: all
+  int64_t window_right = -1;  // to the right; causal is window_right = 0
+  int64_t block_mask_q = 0;   // rows and keys of one block of the block mask; 0: no block mask
+  int64_t block_mask_kv = 0;
+
+  // Scores.
+  std::optional<float> scale;  // any finite value; absent: 1 / sqrt(dim_qk)
+  float softcap = 0;           // 0: off
+  bool softcap_before_bias = false;
+  bool alibi = false;
+  std::vector<BiasTerm> bias;  // up to 4
+  bool sinks = false;
+  float dropout = 0;                      // probability of dropping a weight, in [0, 1)
+  ScaleKind q_scale = ScaleKind::kNone;   // fp8 Q: kPerTensor or kPerHead
+  ScaleKind kv_scale = ScaleKind::kNone;  // fp8 or int8 K and V: any
+
+  Snippet score_snippet;
+  Snippet mask_snippet;
+  std::vector<SnippetArray>
+      snippet_arrays;  // up to 8, in the order of AttentionArgs::snippet_arrays
+  std::vector<SnippetScalar> snippet_scalars;  // up to 8
+
+  // Lengths and paging.
+  bool varlen =
+      false;  // lengths come from cu_seqlens_q, cu_seqlens_kv and / or seqused_kv on the device
+  int64_t page_size = 0;  // tokens of one page of K and V; 0: not paged
+
+  // Outputs.
+  bool lse = false;
+  LseBase lse_base = LseBase::kE;
+  EmptyLse empty_lse = EmptyLse::kMinusInf;
+
+  // Execution.
+  bool allow_tf32 = false;     // fp32 only: permit TF32 accuracy
+  bool deterministic = false;  // backward: bitwise equal between runs
+  bool batch_invariant =
+      false;           // a sequence's result does not depend on its neighbours in the batch
+  bool exact = false;  // bake batch and lengths into the kernel; Run then accepts only those
+
+  bool operator==(const AttentionSpec&) const = default;
+};
+
+// One tensor of a call. Strides are in elements and may be 0 to broadcast.
+struct Tensor {
+  const void* data = nullptr;
+  Strides strides;
+};
+struct MutableTensor {
+  void* data = nullptr;
+  Strides strides;
+};
+
+// Memory of one bias term. Strides may be 0; those of extents of 1 are ignored.
+struct BiasTensor {
+  const void* data = nullptr;
+  int64_t stride_batch = 0;
+  int64_t stride_head = 0;
+  int64_t stride_q = 0;
+  int64_t stride_kv = 0;
+};
+
+union SnippetValue {
+  float f;
+  int64_t i;
+};
+
+// The memory and run-time sizes of one call. All pointers are device pointers (host pointers for
+// `reference::Forward`). Pointers of features that the spec does not use are ignored. Arrays named
+// by a feature that the spec does use must not be null unless their extent is 0.
+struct AttentionArgs {
+  int64_t batch = 0;
+  int64_t seqlen_q = 0;   // varlen: at least the longest query sequence
+  int64_t seqlen_kv = 0;  // varlen or paged: at least the longest key sequence
+
+  Tensor q;  // [batch, seqlen_q, heads_q, dim_qk]; packed: [total_q, heads_q, dim_qk],
+             // strides.batch unused
+  Tensor k;  // [batch, seqlen_kv, heads_kv, dim_qk]; paged: strides.batch is the stride of a page
+  Tensor v;  // [batch, seqlen_kv, heads_kv, dim_v]; likewise
+  MutableTensor o;  // as q with dim_v
+
+  // fp32 [batch, heads_q, seqlen_q]; packed: [heads_q, total_q] (lse_stride_batch unused). The
+  // sequence stride is 1. Strides of 0 mean dense.
+  float* lse = nullptr;
+  int64_t lse_stride_batch = 0;
+  int64_t lse_stride_head = 0;
+
+  // Varlen: any of the three. With cu_seqlens_q, Q, O and LSE are packed; with cu_seqlens_kv, K and
+  // V are packed (unless paged). seqused_kv limits the keys of each sequence. total_q is
+  // cu_seqlens_q[batch].
+  const int32_t* cu_seqlens_q = nullptr;   // [batch + 1]
+  const int32_t* cu_seqlens_kv = nullptr;  // [batch + 1]
+  const int32_t* seqused_kv = nullptr;     // [batch]
+  int64_t total_q = 0;   // with cu_seqlens_q: rows of the packed Q; 0 launches nothing
+  int64_t total_kv = 0;  // with cu_seqlens_kv and no paging: rows of the packed K and V
+
+  // Paged: [batch, max_pages]; page p of sequence b holds keys p * page_size and on. Negative
+  // entries are masked.
+  const int32_t* page_table = nullptr;
+  int64_t page_table_stride = 0;  // elements between the rows of the table
+
+  const float* alibi_slopes =
+      nullptr;  // [heads_q], or [batch, heads_q] with alibi_stride_batch != 0
+  int64_t alibi_stride_batch = 0;
+  std::array<BiasTensor, 4> bias;  // in the order of the spec's terms
+  const float* sinks = nullptr;    // [heads_q]
+  const uint8_t* block_mask =
+      nullptr;  // [batch, heads_q, ceil(Sq / QB), ceil(Skv / KB)], 1 = compute
+  std::array<int64_t, 3> block_mask_strides = {0, 0, 0};  // batch, head, query block (0 broadcasts)
+
+  const float* q_scale = nullptr;  // per tensor [1] or per head [heads_q]
+  const float* k_scale = nullptr;  // [1], [heads_kv] or per token with the strides below
+  const float* v_scale = nullptr;
+  std::array<int64_t, 3> k_scale_strides = {0, 0, 0};  // batch (page when paged), head, token
+  std::array<int64_t, 3> v_scale_strides = {0, 0, 0};
+
+  // Dropout: Philox seed and offset by value, or from device memory where the pointers are set
+  // (graph replay).
+  uint64_t dropout_seed = 0;
+  uint64_t dropout_offset = 0;
+  const uint64_t* dropout_seed_ptr = nullptr;
+  const uint64_t* dropout_offset_ptr = nullptr;
+
+  std::array<const void*, 8> snippet_arrays = {};
+  std::array<SnippetValue, 8> snippet_scalars = {};
+
+  void* workspace = nullptr;  // PreparedAttention::workspace_bytes(args) bytes, 256-byte aligned
+};
+
+// Dense strides of a [batch, seqlen, heads, dim] tensor stored in `layout`.
+Strides DenseStrides(Layout layout, int64_t batch, int64_t seqlen, int64_t heads, int64_t dim);
+
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_ATTENTION_H_

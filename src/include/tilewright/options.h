@@ -1,0 +1,92 @@
+// How a Runtime behaves. Every field has a default that suits a program which only wants the
+// answer; the paragraph above each says what changing it costs. RuntimeOptions::FromEnvironment()
+// is the only place where Tilewright looks at the process environment.
+#ifndef TILEWRIGHT_OPTIONS_H_
+#define TILEWRIGHT_OPTIONS_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace tilewright {
+
+enum class TunePolicy {
+  kFirstRun,    // Prepare measures candidates within a budget and returns the best
+  kBackground,  // Prepare returns after one compile; a tuned kernel replaces it later
+  kCachedOnly,  // use stored tuning records, never measure
+  kOff,         // trust the cost model and the shipped records
+  kFrozen,      // neither compile nor measure: what is not stored is FailedPrecondition
+};
+
+enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
+
+// Receives one event per call, a single line without a newline. May be called from any thread; must
+// not call back into the runtime.
+using LogSink = std::function<void(LogLevel, std::string_view line)>;
+
+struct RuntimeOptions {
+  // Directory of the user's kernel store. Empty: $XDG_CACHE_HOME/tilewright, then
+  // $HOME/.cache/tilewright, then the home directory of the password database, then memory only. A
+  // directory that cannot be used safely (foreign owner, writable by others, a symbolic link) is
+  // refused with a warning and the store lives in memory.
+  std::string cache_dir;
+
+  // Read-only directories with further entries (packs), searched before the user's directory.
+  std::vector<std::string> cache_packs;
+
+  // Never write to the store, take no locks in it.
+  bool cache_read_only = false;
+
+  // Keep the store in memory only; nothing on disk is read or written.
+  bool cache_in_memory = false;
+
+  // Bytes of disk that the user's store may take; 0: no limit.
+  int64_t cache_max_bytes = int64_t{2} << 30;
+
+  // Path of libnvrtc. Empty: searched beside the program, in CUDA_HOME and CUDA_PATH, through the
+  // loader's paths and in /usr/local/cuda. NVRTC is opened on the first kernel that is not in the
+  // store, never before.
+  std::string nvrtc_path;
+
+  // Device ordinal whose primary context is used when the calling thread has no current context.
+  int device_ordinal = 0;
+
+  // Serve specs that no faster family can take by the simple one. Off: such a spec is
+  // Unimplemented.
+  bool allow_fallback = true;
+
+  // See TunePolicy. kFrozen is also what TILEWRIGHT_FROZEN=1 asks for.
+  TunePolicy tune_policy = TunePolicy::kFirstRun;
+
+  // Compile with source lines for profilers. Changes the key of every kernel.
+  bool lineinfo = false;
+
+  // Directory whose files replace the embedded kernel templates (for work on the templates).
+  std::string template_dir;
+
+  // Check device-side values (lengths, page tables) before each launch by a small kernel; slow, for
+  // debugging.
+  bool validate_device_values = false;
+
+  // Threads that compile; 0: one per core, at most 8.
+  int compile_threads = 0;
+
+  // Longest wait for another process that is compiling the same kernel, in milliseconds; then
+  // compile anyway.
+  int lock_timeout_ms = 30000;
+
+  LogLevel log_level = LogLevel::kWarning;
+  LogSink log_sink;  // absent: stderr
+
+  // Defaults overridden by the TILEWRIGHT_* variables of the environment. InvalidArgument names a
+  // variable that does not parse.
+  static absl::StatusOr<RuntimeOptions> FromEnvironment();
+};
+
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_OPTIONS_H_

@@ -1,0 +1,124 @@
+// Runtime: turns attention specs into kernels and runs them.
+//
+//   auto runtime = tilewright::Runtime::Create({});
+//   auto attention = (*runtime)->Prepare(spec);             // may compile, read the disk, block
+//   absl::Status status = (*runtime)->Run(*attention, args, stream);   // launches; never blocks or
+//   allocates
+//
+// Threads: every method of Runtime may be called from any thread at any time. Threads that prepare
+// the same spec share one compile. A PreparedAttention is an immutable handle, cheap to copy,
+// usable from any thread; it keeps its kernel loaded, also after the Runtime is gone.
+//
+// Contexts: Prepare works for the device of the calling thread's current context, or for the
+// primary context of RuntimeOptions::device_ordinal where the thread has none. Run launches in the
+// prepared context's device and refuses (FailedPrecondition) when the current context is another
+// one.
+//
+// Graph capture: Run is safe in a stream capture. Prepare during a capture serves what is already
+// in memory and otherwise refuses with FailedPrecondition without touching the stream.
+#ifndef TILEWRIGHT_RUNTIME_H_
+#define TILEWRIGHT_RUNTIME_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "tilewright/attention.h"
+#include "tilewright/options.h"
+
+struct CUstream_st;  // CUstream of cuda.h is a pointer to it
+
+namespace tilewright {
+
+using Stream = CUstream_st*;  // nullptr: the default stream of the current context
+
+// What happened so far, by this Runtime. Counters only grow.
+struct RuntimeCounters {
+  int64_t prepares = 0;
+  int64_t memory_hits = 0;  // specs served from memory
+  int64_t store_hits = 0;   // kernels read from disk or packs
+  int64_t store_misses = 0;
+  int64_t compiles = 0;
+  double compile_ms = 0;
+  int64_t loads = 0;         // cubins handed to the driver
+  int64_t load_rejects = 0;  // cubins that the driver refused
+  int64_t fallbacks = 0;     // specs served by the simple family for want of a faster one
+  int64_t capture_refusals = 0;
+};
+
+// One prepared attention operation on one device.
+class PreparedAttention {
+ public:
+  struct State;
+
+  PreparedAttention() = default;
+  explicit PreparedAttention(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+
+  bool valid() const { return state_ != nullptr; }
+
+  // The spec in its canonical text form.
+  const std::string& spec_text() const;
+  // Family, tiles, registers, shared memory, where the kernel came from, in one paragraph.
+  std::string Explain() const;
+  // Bytes of scratch that Run needs in AttentionArgs::workspace for these sizes; 0 for most.
+  absl::StatusOr<size_t> workspace_bytes(const AttentionArgs& args) const;
+
+  const State* state() const { return state_.get(); }
+
+ private:
+  std::shared_ptr<const State> state_;
+};
+
+class Runtime {
+ public:
+  // Needs neither a GPU nor CUDA: both are looked for by Prepare. InvalidArgument for options that
+  // contradict each other.
+  static absl::StatusOr<std::unique_ptr<Runtime>> Create(const RuntimeOptions& options);
+
+  ~Runtime();
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+
+  // The kernel for `spec` on the current device. Blocks for a compile (about a second) when neither
+  // memory nor the store has it; otherwise returns within milliseconds.
+  //   InvalidArgument     the spec is ill formed; the message names the field, its value and the
+  //   rule Unimplemented       no family serves it FailedPrecondition  no device; frozen and not
+  //   stored; a capture is active and something must be loaded Unavailable         the driver or
+  //   NVRTC is missing or too old Internal            a kernel failed to compile (a user snippet:
+  //   with its own file name and line) or to load
+  absl::StatusOr<PreparedAttention> Prepare(const AttentionSpec& spec);
+
+  // Prepares each spec; the first error is returned after all have been tried.
+  absl::Status Warmup(absl::Span<const AttentionSpec> specs);
+
+  // Launches on `stream`. Takes no lock, allocates nothing, reads no environment. The outputs are
+  // complete once the stream has executed the launch. Sizes of 0 launch nothing and succeed.
+  //   InvalidArgument     a pointer, size or stride is wrong; nothing was launched
+  //   FailedPrecondition  the current context is not the prepared one
+  absl::Status Run(const PreparedAttention& attention, const AttentionArgs& args,
+                   Stream stream) const;
+
+  RuntimeCounters counters() const;
+
+  // Waits (at most a second) until entries being written to the store are on disk. The destructor
+  // does it too.
+  void Flush();
+
+ private:
+  struct Impl;
+  explicit Runtime(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// Prepare and Run in one call, for programs that keep no handle.
+absl::Status Attention(Runtime& runtime, const AttentionSpec& spec, const AttentionArgs& args,
+                       Stream stream);
+
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_RUNTIME_H_

@@ -1,0 +1,35 @@
+// How a spec is computed: the family and every number the family leaves open. A plan is a value;
+// equal plans of equal specs emit equal source.
+#ifndef TILEWRIGHT_PLAN_KERNEL_PLAN_H_
+#define TILEWRIGHT_PLAN_KERNEL_PLAN_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace tilewright::plan {
+
+enum class Family { kFwdSimple };
+
+// "attn_fwd_simple"
+std::string_view FamilyName(Family family);
+
+struct KernelPlan {
+  Family family = Family::kFwdSimple;
+  std::string target;  // "sm_90a"
+  int block_m = 0;     // query rows of a tile
+  int block_n = 0;     // keys of a tile
+  int warps = 0;
+  int rows_per_warp = 0;   // attn_fwd_simple: block_m = warps * rows_per_warp
+  int panel = 0;           // attn_fwd_simple: columns of K or V in shared memory at a time
+  int64_t smem_bytes = 0;  // dynamic shared memory of a block
+
+  int threads() const { return warps * 32; }
+  // "attn_fwd_simple sm_90a m32n32 w4 r8 p128 smem=50176"
+  std::string ToString() const;
+  bool operator==(const KernelPlan&) const = default;
+};
+
+}  // namespace tilewright::plan
+
+#endif  // TILEWRIGHT_PLAN_KERNEL_PLAN_H_

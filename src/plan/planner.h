@@ -1,0 +1,44 @@
+// Chooses a plan: arithmetic on the spec, the architecture's row and the board's numbers; no CUDA,
+// no measuring.
+#ifndef TILEWRIGHT_PLAN_PLANNER_H_
+#define TILEWRIGHT_PLAN_PLANNER_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "arch/arch_traits.h"
+#include "arch/board_profile.h"
+#include "plan/kernel_plan.h"
+#include "tilewright/attention.h"
+
+namespace tilewright::plan {
+
+struct PlanRequest {
+  const AttentionSpec& spec;  // canonical
+  const arch::ArchTraits& traits;
+  const arch::BoardProfile& board;
+  bool allow_fallback = true;
+};
+
+// A family that was asked and cannot, or candidates it dropped, with the reason in words.
+struct Refusal {
+  Family family;
+  std::string reason;
+};
+
+struct Decision {
+  KernelPlan plan;
+  std::vector<KernelPlan> candidates;  // feasible ones, best first; plan == candidates[0]
+  std::vector<Refusal> refusals;
+  std::string why;        // one sentence
+  bool fallback = false;  // the simple family, because no faster one could
+};
+
+// The plan to run. Unimplemented names why no family serves the spec, and the nearest that one
+// would.
+absl::StatusOr<Decision> Best(const PlanRequest& request);
+
+}  // namespace tilewright::plan
+
+#endif  // TILEWRIGHT_PLAN_PLANNER_H_

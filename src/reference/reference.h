@@ -1,0 +1,93 @@
+// Exact attention on the CPU in fp64, forward and backward: the oracle of tests, benchmarks and
+// `verify`. It follows the definition in tilewright/attention.h literally (row by row, no tiles, no
+// online rescaling) and shares no code with the kernels. Multi-threaded.
+#ifndef TILEWRIGHT_REFERENCE_REFERENCE_H_
+#define TILEWRIGHT_REFERENCE_REFERENCE_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "tilewright/attention.h"
+
+namespace tilewright::reference {
+
+// A query row: batch, query head, row within the sequence.
+struct Row {
+  int64_t b = 0;
+  int64_t h = 0;
+  int64_t i = 0;
+  bool operator==(const Row&) const = default;
+};
+
+// What a snippet sees, for rules given as C++ (a CUDA snippet cannot run here).
+struct Where {
+  int64_t b, h, i, j, seqlen_q, seqlen_kv;
+};
+struct Callables {
+  std::function<double(double score, const Where&)> score;  // empty: none
+  std::function<double(double score, const Where&)>
+      score_derivative;  // d new / d old, for Backward
+  std::function<bool(const Where&)> mask;
+};
+
+struct Options {
+  Callables callables;
+  int threads = 0;  // 0: all
+};
+
+// Rows that exist: every (b, h, i) with i below the length of sequence b. For packed Q the lengths
+// are read from args.cu_seqlens_q.
+std::vector<Row> AllRows(const AttentionSpec& spec, const AttentionArgs& args);
+
+// At most about `limit` rows for large problems: for each of a spread of (b, h) the first and the
+// last row, rows at both sides of multiples of 64, and random ones drawn from `seed`. All rows when
+// there are no more than `limit`.
+std::vector<Row> SampleRows(const AttentionSpec& spec, const AttentionArgs& args, int64_t limit,
+                            uint64_t seed);
+
+struct ForwardResult {
+  std::vector<double> o;    // [rows, dim_v]
+  std::vector<double> lse;  // [rows], in the spec's base and with its value for empty rows
+};
+
+// `args` holds HOST pointers; args.o and args.lse are not written. InvalidArgument as
+// spec::Validate and ValidateArgs; a spec with a snippet needs the callable for it.
+absl::StatusOr<ForwardResult> Forward(const AttentionSpec& spec, const AttentionArgs& args,
+                                      absl::Span<const Row> rows, const Options& options = {});
+
+// The straightforward computation in the spec's own types that the accuracy bar is set by: scores
+// in fp32, softmax in fp32, P rounded once to the 16-bit element type (fp8: scaled by 256 and
+// rounded to e4m3), sums in fp32, O rounded once to the output type. Same shape of result.
+absl::StatusOr<ForwardResult> StraightforwardForward(const AttentionSpec& spec,
+                                                     const AttentionArgs& args,
+                                                     absl::Span<const Row> rows,
+                                                     const Options& options = {});
+
+// Gradients of sum(dO * O). Dense fp64, in the order [batch, seq, head, dim] (packed: [total, head,
+// dim]).
+struct BackwardResult {
+  std::vector<double> dq, dk, dv;
+  std::array<std::vector<double>, 4>
+      dbias;  // [term.batch, term.heads, term.seqlen_q, term.seqlen_kv], additive terms
+  std::vector<double> dsinks;  // [heads_q]
+  std::vector<double> dalibi;  // [heads_q] or [batch, heads_q]
+};
+// `d_o` has the type and the layout rules of args.o (HOST pointer).
+absl::StatusOr<BackwardResult> Backward(const AttentionSpec& spec, const AttentionArgs& args,
+                                        const Tensor& d_o, const Options& options = {});
+
+// Host arithmetic of the element types: exact widening and round-to-nearest-even narrowing.
+double ToDouble(ElementType type, const void* element);
+void FromDouble(ElementType type, double value, void* element);
+
+// Philox4x32-10 and the dropout rule: whether weight (b, h, i, j) is kept.
+bool DropoutKeeps(float p, uint64_t seed, uint64_t offset, int64_t heads_q, int64_t b, int64_t h,
+                  int64_t i, int64_t j);
+
+}  // namespace tilewright::reference
+
+#endif  // TILEWRIGHT_REFERENCE_REFERENCE_H_
