@@ -4,6 +4,8 @@
 #ifndef TILEWRIGHT_BASE_LOG_H_
 #define TILEWRIGHT_BASE_LOG_H_
 
+#include <concepts>
+#include <cstdint>
 #include <initializer_list>
 #include <memory>
 #include <string>
@@ -24,6 +26,9 @@ class Logger {
 
   struct Field {
     Field(std::string_view key, const absl::AlphaNum& value) : key(key), value(value.Piece()) {}
+    // The distribution's AlphaNum takes no std::string_view.
+    template <std::same_as<std::string_view> View>
+    Field(std::string_view key, View value) : key(key), value(value) {}
     std::string_view key;
     std::string value;
   };
@@ -32,6 +37,9 @@ class Logger {
   // As Event, at most once for each `once_key` in the life of this logger.
   void EventOnce(LogLevel level, std::string_view once_key, std::string_view name,
                  std::initializer_list<Field> fields = {}) const;
+
+  // Events that EventOnce swallowed because their key had been seen.
+  int64_t suppressed() const;
 
  private:
   struct OnceKeys;

@@ -5,9 +5,9 @@
 
 #include <functional>
 #include <future>
-#include <mutex>
 
 #include "absl/container/flat_hash_map.h"
+#include "base/mutex.h"
 
 namespace tilewright {
 
@@ -19,7 +19,7 @@ class SingleFlight {
     std::promise<Result> promise;
     std::shared_future<Result> flight;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(&mutex_);
       auto [it, inserted] = flights_.try_emplace(key);
       if (inserted) {
         it->second = promise.get_future().share();
@@ -29,15 +29,19 @@ class SingleFlight {
     }
     if (flight.valid()) return flight.get();
     Result result = compute();
+    {
+      // Forgotten before it is announced: a waiter that is woken with a failure and asks again
+      // must not be given the same failure without a new attempt.
+      MutexLock lock(&mutex_);
+      flights_.erase(key);
+    }
     promise.set_value(result);
-    std::lock_guard<std::mutex> lock(mutex_);
-    flights_.erase(key);
     return result;
   }
 
  private:
-  std::mutex mutex_;
-  absl::flat_hash_map<Key, std::shared_future<Result>> flights_;
+  Mutex mutex_;
+  absl::flat_hash_map<Key, std::shared_future<Result>> flights_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace tilewright

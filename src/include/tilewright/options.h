@@ -44,6 +44,11 @@ struct RuntimeOptions {
   // Keep the store in memory only; nothing on disk is read or written.
   bool cache_in_memory = false;
 
+  // The store may belong to, and be written by, a group: files and directories that group members
+  // own or may write are accepted, and new ones follow the umask and the setgid bit of the
+  // directory. Whoever can write to the store can run code on the GPU of everybody who uses it.
+  bool cache_group_shared = false;
+
   // Bytes of disk that the user's store may take; 0: no limit.
   int64_t cache_max_bytes = int64_t{2} << 30;
 

@@ -1,0 +1,97 @@
+#include "base/log.h"
+
+#include <cstdio>
+
+#include "absl/container/flat_hash_set.h"
+#include "base/mutex.h"
+
+namespace tilewright {
+namespace {
+
+bool NeedsQuotes(std::string_view value) {
+  if (value.empty()) return true;
+  for (char c : value) {
+    if (static_cast<unsigned char>(c) <= ' ' || c == '"' || c == '\\' || c == '=' || c == 0x7f) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// One line stays one line, whatever the value is.
+void AppendValue(std::string_view value, std::string* line) {
+  if (!NeedsQuotes(value)) {
+    line->append(value);
+    return;
+  }
+  constexpr char kHexDigits[] = "0123456789abcdef";
+  line->push_back('"');
+  for (char c : value) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      line->push_back('\\');
+      line->push_back(c);
+    } else if (c == '\n') {
+      line->append("\\n");
+    } else if (byte < ' ' || byte == 0x7f) {
+      line->append("\\x");
+      line->push_back(kHexDigits[byte >> 4]);
+      line->push_back(kHexDigits[byte & 15]);
+    } else {
+      line->push_back(c);
+    }
+  }
+  line->push_back('"');
+}
+
+void WriteToStderr(LogLevel level, std::string_view text) {
+  constexpr std::string_view kNames[] = {"debug", "info", "warning", "error", "off"};
+  std::string line = "tilewright ";
+  line.append(kNames[static_cast<int>(level)]).append(": ").append(text).push_back('\n');
+  std::fwrite(line.data(), 1, line.size(), stderr);  // one call: lines of threads do not mix
+}
+
+}  // namespace
+
+struct Logger::OnceKeys {
+  Mutex mutex;
+  absl::flat_hash_set<std::string> seen ABSL_GUARDED_BY(mutex);
+  int64_t suppressed ABSL_GUARDED_BY(mutex) = 0;
+};
+
+Logger::Logger(LogLevel level, LogSink sink)
+    : level_(level), sink_(std::move(sink)), once_(std::make_shared<OnceKeys>()) {
+  if (!sink_) sink_ = WriteToStderr;
+}
+
+void Logger::Event(LogLevel level, std::string_view name,
+                   std::initializer_list<Field> fields) const {
+  if (!enabled(level)) return;
+  std::string line(name);
+  for (const Field& field : fields) {
+    line.push_back(' ');
+    line.append(field.key).push_back('=');
+    AppendValue(field.value, &line);
+  }
+  sink_(level, line);
+}
+
+void Logger::EventOnce(LogLevel level, std::string_view once_key, std::string_view name,
+                       std::initializer_list<Field> fields) const {
+  if (!enabled(level)) return;
+  {
+    MutexLock lock(&once_->mutex);
+    if (!once_->seen.emplace(once_key).second) {
+      ++once_->suppressed;
+      return;
+    }
+  }
+  Event(level, name, fields);
+}
+
+int64_t Logger::suppressed() const {
+  MutexLock lock(&once_->mutex);
+  return once_->suppressed;
+}
+
+}  // namespace tilewright
