@@ -24,7 +24,7 @@ struct Accuracy {
   double o_relative = 0;
   double o_relative_bar = 0;
   double o_max_abs = 0;
-  double o_max_abs_bar = 0;
+  double o_max_abs_bar = 0;  // infinite for fp32
   bool has_lse = false;
   double lse_error = 0;    // largest share of its own bar, 1 is the bar
   int64_t mismatches = 0;  // NaN or infinity where the reference has another value, or the reverse
