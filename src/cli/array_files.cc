@@ -26,10 +26,10 @@ using nlohmann::json;
 
 struct TypeRow {
   ArrayType type;
-  std::string_view name;
+  absl::string_view name;
   int bytes;
-  std::string_view npy;  // empty: .npy has no such type
-  std::string_view safetensors;
+  absl::string_view npy;  // empty: .npy has no such type
+  absl::string_view safetensors;
   std::optional<ElementType> element;
 };
 
@@ -189,10 +189,10 @@ absl::StatusOr<Array> ReadNpy(const std::string& path) {
   absl::ConsumeSuffix(&descr, "'");
   const TypeRow* type = nullptr;
   for (const TypeRow& row : kTypes) {
-    if (!row.npy.empty() && View(row.npy) == descr) type = &row;
+    if (!row.npy.empty() && row.npy == descr) type = &row;
   }
   if (type == nullptr) {
-    std::vector<std::string_view> known;
+    std::vector<absl::string_view> known;
     for (const TypeRow& row : kTypes) {
       if (!row.npy.empty()) known.push_back(row.npy);
     }
@@ -223,12 +223,12 @@ absl::StatusOr<Array> ReadNpy(const std::string& path) {
 absl::Status WriteNpy(const std::string& path, const Array& array) {
   const TypeRow& type = RowOf(array.type);
   if (type.npy.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": .npy has no dtype for ",
-                                                   View(type.name), " ", ShapeText(array.shape),
+    return absl::InvalidArgumentError(absl::StrCat(path, ": .npy has no dtype for ", type.name, " ",
+                                                   ShapeText(array.shape),
                                                    "; write a .safetensors file"));
   }
   std::string header =
-      absl::StrCat("{'descr': '", View(type.npy), "', 'fortran_order': False, 'shape': (",
+      absl::StrCat("{'descr': '", type.npy, "', 'fortran_order': False, 'shape': (",
                    absl::StrJoin(array.shape, ", "), array.shape.size() == 1 ? ",), }" : "), }");
   // The data begin at a multiple of 64 bytes.
   while ((10 + header.size() + 1) % 64 != 0) header += ' ';
@@ -278,7 +278,7 @@ absl::StatusOr<Array> ReadTensor(const std::string& file, const json& entry,
     if (row.safetensors == dtype) type = &row;
   }
   if (type == nullptr) {
-    std::vector<std::string_view> known;
+    std::vector<absl::string_view> known;
     for (const TypeRow& row : kTypes) known.push_back(row.safetensors);
     return absl::InvalidArgumentError(absl::StrCat(file, ": dtype ", dtype, " with shape ",
                                                    ShapeText(array.shape), " is not one of ",
@@ -309,7 +309,10 @@ absl::StatusOr<Array> ReadTensor(const std::string& file, const json& entry,
 
 }  // namespace
 
-std::string_view ArrayTypeName(ArrayType type) { return RowOf(type).name; }
+std::string_view ArrayTypeName(ArrayType type) {
+  const absl::string_view name = RowOf(type).name;
+  return {name.data(), name.size()};
+}
 
 int ArrayTypeBytes(ArrayType type) { return RowOf(type).bytes; }
 
@@ -317,7 +320,7 @@ absl::StatusOr<ElementType> ToElementType(ArrayType type) {
   const TypeRow& row = RowOf(type);
   if (!row.element.has_value()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("dtype ", View(row.name), " is not an element type of a tensor"));
+        absl::StrCat("dtype ", row.name, " is not an element type of a tensor"));
   }
   return *row.element;
 }
@@ -372,7 +375,7 @@ absl::Status WriteSafetensors(const std::string& path, absl::Span<const NamedArr
   std::vector<absl::Span<const std::byte>> parts;
   for (const NamedArray& named : arrays) {
     const uint64_t end = offset + named.array.bytes.size();
-    header[named.name] = {{"dtype", RowOf(named.array.type).safetensors},
+    header[named.name] = {{"dtype", std::string(RowOf(named.array.type).safetensors)},
                           {"shape", named.array.shape},
                           {"data_offsets", {offset, end}}};
     parts.push_back(named.array.bytes);
