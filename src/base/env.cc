@@ -189,12 +189,6 @@ constexpr Row kRows[] = {
        options->template_dir = text;
        return true;
      }},
-    {{"TILEWRIGHT_VALIDATE", "validate_device_values",
-      "1 or 0 (also true, on, yes, false, off, no)",
-      "check lengths and page tables on the device before each launch"},
-     [](std::string_view text, RuntimeOptions* options) {
-       return ParseBool(text, &options->validate_device_values);
-     }},
     {{"TILEWRIGHT_COMPILE_THREADS", "compile_threads", "an integer from 0 to 1024",
       "threads that compile; 0: one per core, at most 8"},
      [](std::string_view text, RuntimeOptions* options) {

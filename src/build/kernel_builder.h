@@ -3,9 +3,10 @@
 #ifndef TILEWRIGHT_BUILD_KERNEL_BUILDER_H_
 #define TILEWRIGHT_BUILD_KERNEL_BUILDER_H_
 
-#include <functional>
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "artifact/kernel_binary.h"
@@ -27,6 +28,7 @@ struct BuiltKernel {
   artifact::KernelBinary binary;
   BinaryOrigin origin = BinaryOrigin::kStore;
   Digest key;
+  std::string variant;      // identity of the compiler that made it
   std::string miss_reason;  // why the store did not serve it, when it did not
 };
 
@@ -34,40 +36,69 @@ struct BuilderOptions {
   bool lineinfo = false;
   bool frozen = false;  // a miss is FailedPrecondition that names the spec
   int lock_timeout_ms = 30000;
+  int compile_threads = 0;  // compiles that run at a time; 0: one per core, at most 8
 };
 
+// Counters of one builder; they only grow. A kernel that threads shared counts once.
 struct BuilderCounters {
   int64_t store_hits = 0;
   int64_t store_misses = 0;
   int64_t compiles = 0;
   double compile_ms = 0;
+  int64_t loads = 0;
   int64_t load_rejects = 0;
+};
+
+// Everything that identifies a kernel before it is built.
+struct KernelRequest {
+  std::string spec_text;  // for logs, errors and people; no part of the key
+  plan::KernelPlan plan;
+  artifact::KernelSource source;
+  std::vector<std::string> options;  // of the compiler
+  LabelledHash manifest;
+  Digest key;  // of the manifest
 };
 
 // Thread-safe. Threads and processes that ask for one key compile it once (single flight in the
 // process, a lock in the store among processes). Publishing happens on a writer thread after the
 // kernel was handed out.
+//
+// Fork: the writer thread does not exist in a child. A builder made before a fork must not be used
+// in the child; its destructor does nothing there.
 class KernelBuilder {
  public:
+  // The pointers must outlive the builder.
   KernelBuilder(const emit::TemplateBundle* bundle, cache::ArtifactStore* store,
                 const compile::NvrtcCompiler* compiler, const Logger* logger,
                 BuilderOptions options);
   ~KernelBuilder();  // Flush()
+  KernelBuilder(const KernelBuilder&) = delete;
+  KernelBuilder& operator=(const KernelBuilder&) = delete;
 
   // The manifest that the key of this source is the digest of.
   LabelledHash Key(const artifact::KernelSource& source, const plan::KernelPlan& plan) const;
 
-  // From the store, or compiled. Needs no driver and no GPU.
-  absl::StatusOr<BuiltKernel> Build(const AttentionSpec& spec, const plan::KernelPlan& plan);
+  // Emits the source and computes its key. `spec` is canonical, `plan` feasible for it.
+  absl::StatusOr<KernelRequest> MakeRequest(const AttentionSpec& spec,
+                                            const plan::KernelPlan& plan) const;
 
-  // Build, then load on `where`. An image that the driver refuses is dropped and compiled once
-  // more.
+  // From the store, or compiled. Needs no driver and no GPU.
+  //   FailedPrecondition  frozen and not stored
+  //   Unavailable, InvalidArgument, Internal  as NvrtcCompiler::Compile
+  absl::StatusOr<BuiltKernel> Build(const AttentionSpec& spec, const plan::KernelPlan& plan);
+  absl::StatusOr<BuiltKernel> Build(const KernelRequest& request);
+
+  // Build, then load on `where`. A stored image that the driver refuses is dropped and compiled
+  // once more. Internal when the driver refuses what this compiler makes: the message names
+  // architecture, driver and compiler.
   struct Loaded {
     BuiltKernel built;
     std::shared_ptr<const device::LoadedKernel> kernel;
   };
   absl::StatusOr<Loaded> BuildAndLoad(const AttentionSpec& spec, const plan::KernelPlan& plan,
                                       const device::DriverApi& api,
+                                      const device::DeviceManager::Current& where);
+  absl::StatusOr<Loaded> BuildAndLoad(const KernelRequest& request, const device::DriverApi& api,
                                       const device::DeviceManager::Current& where);
 
   // Waits until pending entries are published, at most `timeout_ms`. False on time-out.

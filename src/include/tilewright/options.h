@@ -64,7 +64,8 @@ struct RuntimeOptions {
   // Unimplemented.
   bool allow_fallback = true;
 
-  // See TunePolicy. kFrozen is also what TILEWRIGHT_FROZEN=1 asks for.
+  // See TunePolicy. kFrozen is also what TILEWRIGHT_FROZEN=1 asks for. This version has no tuner:
+  // kFirstRun, kBackground and kCachedOnly do what kOff does, only kFrozen differs.
   TunePolicy tune_policy = TunePolicy::kFirstRun;
 
   // Compile with source lines for profilers. Changes the key of every kernel.
@@ -73,11 +74,7 @@ struct RuntimeOptions {
   // Directory whose files replace the embedded kernel templates (for work on the templates).
   std::string template_dir;
 
-  // Check device-side values (lengths, page tables) before each launch by a small kernel; slow, for
-  // debugging.
-  bool validate_device_values = false;
-
-  // Threads that compile; 0: one per core, at most 8.
+  // Kernels that are compiled at a time; 0: one per core, at most 8.
   int compile_threads = 0;
 
   // Longest wait for another process that is compiling the same kernel, in milliseconds; then

@@ -15,7 +15,12 @@
 // one.
 //
 // Graph capture: Run is safe in a stream capture. Prepare during a capture serves what is already
-// in memory and otherwise refuses with FailedPrecondition without touching the stream.
+// in memory and otherwise refuses with FailedPrecondition without touching the stream. It sees a
+// capture on the stream it is given, and one that the legacy default stream depends on; of a
+// capture on another non-blocking stream the driver tells it nothing, so give it the stream.
+//
+// Fork: a Runtime made before a fork refuses to work in the child (FailedPrecondition), because
+// neither the driver nor its threads live there. Make another one.
 #ifndef TILEWRIGHT_RUNTIME_H_
 #define TILEWRIGHT_RUNTIME_H_
 
@@ -23,6 +28,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -45,10 +51,11 @@ struct RuntimeCounters {
   int64_t store_misses = 0;
   int64_t compiles = 0;
   double compile_ms = 0;
-  int64_t loads = 0;         // cubins handed to the driver
-  int64_t load_rejects = 0;  // cubins that the driver refused
-  int64_t fallbacks = 0;     // specs served by the simple family for want of a faster one
-  int64_t capture_refusals = 0;
+  int64_t loads = 0;             // cubins that the driver took
+  int64_t load_rejects = 0;      // cubins that the driver refused
+  int64_t fallbacks = 0;         // specs served by the simple family for want of a faster one
+  int64_t capture_refusals = 0;  // prepares refused because a capture was active
+  int64_t evictions = 0;         // kernels dropped from memory to make room
 };
 
 // One prepared attention operation on one device.
@@ -61,11 +68,14 @@ class PreparedAttention {
 
   bool valid() const { return state_ != nullptr; }
 
+  // The functions below need a valid() handle.
+
   // The spec in its canonical text form.
   const std::string& spec_text() const;
   // Family, tiles, registers, shared memory, where the kernel came from, in one paragraph.
   std::string Explain() const;
-  // Bytes of scratch that Run needs in AttentionArgs::workspace for these sizes; 0 for most.
+  // Bytes of scratch that Run needs in AttentionArgs::workspace for these sizes; 0 for most. Only
+  // the sizes of `args` are looked at. InvalidArgument for negative ones.
   absl::StatusOr<size_t> workspace_bytes(const AttentionArgs& args) const;
 
   const State* state() const { return state_.get(); }
@@ -85,21 +95,29 @@ class Runtime {
   Runtime& operator=(const Runtime&) = delete;
 
   // The kernel for `spec` on the current device. Blocks for a compile (about a second) when neither
-  // memory nor the store has it; otherwise returns within milliseconds.
-  //   InvalidArgument     the spec is ill formed; the message names the field, its value and the
-  //   rule Unimplemented       no family serves it FailedPrecondition  no device; frozen and not
-  //   stored; a capture is active and something must be loaded Unavailable         the driver or
-  //   NVRTC is missing or too old Internal            a kernel failed to compile (a user snippet:
-  //   with its own file name and line) or to load
-  absl::StatusOr<PreparedAttention> Prepare(const AttentionSpec& spec);
+  // memory nor the store has it; otherwise returns within milliseconds. `stream` is the one that
+  // the caller is about to run on; it is only asked whether it is being captured.
+  //   InvalidArgument     the spec is ill formed (the message names the field, its value and the
+  //                       rule), or a user snippet does not compile (with its own file name and
+  //                       line)
+  //   Unimplemented       no family serves it
+  //   FailedPrecondition  no device; frozen and not stored; a capture is active and something must
+  //                       be loaded; a forked child
+  //   Unavailable         the driver or NVRTC is missing or too old
+  //   ResourceExhausted   no plan fits the device, or its memory is full
+  //   Internal            a kernel of ours failed to compile or to load
+  // A failed compile has the compiler's log as payload "tilewright/compile_log".
+  absl::StatusOr<PreparedAttention> Prepare(const AttentionSpec& spec, Stream stream = nullptr);
 
-  // Prepares each spec; the first error is returned after all have been tried.
+  // Prepares each spec, several at a time (RuntimeOptions::compile_threads); the first error in the
+  // order of `specs` is returned after all have been tried.
   absl::Status Warmup(absl::Span<const AttentionSpec> specs);
 
   // Launches on `stream`. Takes no lock, allocates nothing, reads no environment. The outputs are
   // complete once the stream has executed the launch. Sizes of 0 launch nothing and succeed.
   //   InvalidArgument     a pointer, size or stride is wrong; nothing was launched
-  //   FailedPrecondition  the current context is not the prepared one
+  //   FailedPrecondition  the current context is not the prepared one; a forked child
+  //   Internal            the driver refused the launch
   absl::Status Run(const PreparedAttention& attention, const AttentionArgs& args,
                    Stream stream) const;
 
@@ -111,9 +129,17 @@ class Runtime {
 
  private:
   struct Impl;
+  friend struct RuntimeParts;  // src/runtime/runtime_impl.h: the same over a driver and a store
+                               // that are given
   explicit Runtime(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
+
+// The text form of a spec, "fwd bf16 b=2 h=32/8 s=4096 d=128 causal lse" (README.md has the words),
+// and back. Snippets are named by file: score=@FILE and mask=@FILE are read. InvalidArgument names
+// the word that does not fit; NotFound the file that cannot be read.
+absl::StatusOr<AttentionSpec> ParseSpec(std::string_view text);
+std::string SpecText(const AttentionSpec& spec);
 
 // Prepare and Run in one call, for programs that keep no handle.
 absl::Status Attention(Runtime& runtime, const AttentionSpec& spec, const AttentionArgs& args,
