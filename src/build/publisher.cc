@@ -1,0 +1,117 @@
+#include "build/publisher.h"
+
+#include <chrono>
+#include <csignal>
+#include <system_error>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "base/text.h"
+
+namespace tilewright::build {
+namespace {
+
+constexpr int kShutdownMs = 1000;
+
+}  // namespace
+
+Publisher::~Publisher() {
+  Flush(kShutdownMs);
+  std::thread thread;
+  {
+    MutexLock lock(&mutex_);
+    jobs_.clear();
+    stop_ = true;
+    thread = std::move(thread_);
+  }
+  wake_.SignalAll();
+  if (thread.joinable()) thread.join();
+}
+
+void Publisher::Put(cache::Entry entry, std::unique_ptr<cache::ArtifactStore::KeyLock> lock,
+                    std::function<void()> done) {
+  // std::function wants copies: what moves into the job is shared instead.
+  auto shared_entry = std::make_shared<cache::Entry>(std::move(entry));
+  auto shared_lock = std::make_shared<std::unique_ptr<cache::ArtifactStore::KeyLock>>();
+  *shared_lock = std::move(lock);
+  Enqueue(
+      [this, shared_entry, shared_lock, done] {
+        const absl::Status status = store_->Put(*shared_entry);
+        shared_lock->reset();
+        if (!status.ok()) {
+          logger_->EventOnce(LogLevel::kWarning, StdView(status.message()), "publish_failed",
+                             {{"error", status.ToString()}});
+        }
+        done();
+      },
+      [shared_lock, done] {
+        shared_lock->reset();
+        done();
+      });
+}
+
+void Publisher::Remove(const Digest& digest, std::string variant_hex) {
+  Enqueue(
+      [this, digest, variant_hex = std::move(variant_hex)] {
+        // Gone already is as good as removed, and a store that cannot remove says so itself.
+        store_->Remove(digest, variant_hex).IgnoreError();
+      },
+      [] {});
+}
+
+void Publisher::Enqueue(Job job, std::function<void()> dropped) {
+  bool run_here = false;
+  bool drop = false;
+  {
+    MutexLock lock(&mutex_);
+    drop = jobs_.size() >= kMaxPending;
+    if (!drop && !thread_.joinable()) {
+      try {
+        thread_ = std::thread(&Publisher::Work, this);
+      } catch (const std::system_error&) {
+        run_here = true;  // no thread to be had: publish before returning
+      }
+    }
+    if (!drop && !run_here) jobs_.push_back(std::move(job));
+  }
+  if (drop) {
+    logger_->EventOnce(LogLevel::kWarning, "publish_dropped", "publish_dropped",
+                       {{"pending", kMaxPending}});
+    dropped();
+  } else if (run_here) {
+    job();
+  } else {
+    wake_.SignalOne();
+  }
+}
+
+bool Publisher::Flush(int timeout_ms) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+  MutexLock lock(&mutex_);
+  while (busy_ || !jobs_.empty()) {
+    if (!idle_.WaitUntil(&mutex_, deadline)) return !busy_ && jobs_.empty();
+  }
+  return true;
+}
+
+void Publisher::Work() {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  while (true) {
+    Job job;
+    {
+      MutexLock lock(&mutex_);
+      busy_ = false;
+      if (jobs_.empty()) idle_.SignalAll();
+      while (jobs_.empty() && !stop_) wake_.Wait(&mutex_);
+      if (jobs_.empty()) return;
+      job = std::move(jobs_.front());
+      jobs_.pop_front();
+      busy_ = true;
+    }
+    job();
+  }
+}
+
+}  // namespace tilewright::build

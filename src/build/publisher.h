@@ -1,0 +1,60 @@
+// Publishes entries on a thread of its own, so that a kernel is launched before it is on disk.
+#ifndef TILEWRIGHT_BUILD_PUBLISHER_H_
+#define TILEWRIGHT_BUILD_PUBLISHER_H_
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "base/log.h"
+#include "base/mutex.h"
+#include "cache/artifact_store.h"
+
+namespace tilewright::build {
+
+// Thread-safe. Jobs are done in the order of the calls. The thread starts with the first job and
+// blocks every signal, so that the host program's handlers run on its own threads.
+class Publisher {
+ public:
+  // Entries that may wait at a time. A store slower than this many compiles ahead (a hung network
+  // file system) loses entries instead of holding up callers or memory.
+  static constexpr size_t kMaxPending = 256;
+
+  Publisher(cache::ArtifactStore* store, const Logger* logger) : store_(store), logger_(logger) {}
+  // Waits up to a second for pending jobs, drops those that have not begun by then, and joins.
+  ~Publisher();
+  Publisher(const Publisher&) = delete;
+  Publisher& operator=(const Publisher&) = delete;
+
+  // Puts `entry`, then releases `lock` (so that a process waiting for it finds the entry) and calls
+  // `done`, whether or not the entry could be stored.
+  void Put(cache::Entry entry, std::unique_ptr<cache::ArtifactStore::KeyLock> lock,
+           std::function<void()> done);
+
+  // Removes an entry, after those put before.
+  void Remove(const Digest& digest, std::string variant_hex);
+
+  // False when jobs are still pending after `timeout_ms`.
+  bool Flush(int timeout_ms);
+
+ private:
+  using Job = std::function<void()>;
+  void Enqueue(Job job, std::function<void()> dropped);
+  void Work();
+
+  cache::ArtifactStore* const store_;
+  const Logger* const logger_;
+  Mutex mutex_;
+  CondVar wake_;  // the thread: a job or the end
+  CondVar idle_;  // Flush: nothing pending
+  std::deque<Job> jobs_ ABSL_GUARDED_BY(mutex_);
+  bool busy_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace tilewright::build
+
+#endif  // TILEWRIGHT_BUILD_PUBLISHER_H_
