@@ -4,6 +4,7 @@
 #ifndef TILEWRIGHT_REFERENCE_REFERENCE_H_
 #define TILEWRIGHT_REFERENCE_REFERENCE_H_
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -23,7 +24,8 @@ struct Row {
   bool operator==(const Row&) const = default;
 };
 
-// What a snippet sees, for rules given as C++ (a CUDA snippet cannot run here).
+// What a snippet sees, for rules given as C++ (a CUDA snippet cannot run here). They are called
+// from several threads at once, for keys that no other mask excludes.
 struct Where {
   int64_t b, h, i, j, seqlen_q, seqlen_kv;
 };
@@ -54,14 +56,18 @@ struct ForwardResult {
   std::vector<double> lse;  // [rows], in the spec's base and with its value for empty rows
 };
 
-// `args` holds HOST pointers; args.o and args.lse are not written. InvalidArgument as
-// spec::Validate and ValidateArgs; a spec with a snippet needs the callable for it.
+// `args` holds HOST pointers; args.o and args.lse are not written and may be null. InvalidArgument
+// as spec::Validate and ValidateArgs, and for lengths that contradict one another; a spec with a
+// snippet needs the callable for it, and one without must not have it. Bias terms whose batch is
+// the spec's follow the batch of the call. A row's result depends neither on the other rows asked
+// for nor on the number of threads.
 absl::StatusOr<ForwardResult> Forward(const AttentionSpec& spec, const AttentionArgs& args,
                                       absl::Span<const Row> rows, const Options& options = {});
 
 // The straightforward computation in the spec's own types that the accuracy bar is set by: scores
-// in fp32, softmax in fp32, P rounded once to the 16-bit element type (fp8: scaled by 256 and
-// rounded to e4m3), sums in fp32, O rounded once to the output type. Same shape of result.
+// in fp32, softmax in fp32, P = exp(s - max) rounded once to the 16-bit element type (fp8 queries:
+// scaled by 256 and rounded to e4m3; fp32: not rounded), sums in fp32, O rounded once to the output
+// type. Same shape of result; lse in fp32.
 absl::StatusOr<ForwardResult> StraightforwardForward(const AttentionSpec& spec,
                                                      const AttentionArgs& args,
                                                      absl::Span<const Row> rows,
@@ -80,7 +86,9 @@ struct BackwardResult {
 absl::StatusOr<BackwardResult> Backward(const AttentionSpec& spec, const AttentionArgs& args,
                                         const Tensor& d_o, const Options& options = {});
 
-// Host arithmetic of the element types: exact widening and round-to-nearest-even narrowing.
+// Host arithmetic of the element types: exact widening and round-to-nearest-even narrowing. What is
+// too large becomes infinity (fp16, bf16, fp32, e5m2) or the largest value (e4m3: 448; int8,
+// int32); NaN stays NaN (integers: 0). `element` may have any alignment.
 double ToDouble(ElementType type, const void* element);
 void FromDouble(ElementType type, double value, void* element);
 
