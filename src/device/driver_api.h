@@ -61,14 +61,26 @@ struct DriverApi {
   TILEWRIGHT_DRIVER_FUNCTIONS(TILEWRIGHT_DRIVER_MEMBER)
 #undef TILEWRIGHT_DRIVER_MEMBER
 
-  // OK, or the error with its name, its text, the call and its location.
+  // The process that initialised the driver; 0 for tables that tests fill.
+  int pid = 0;
+
+  // OK, or the error with its name, its text, the call and its location: ResourceExhausted when the
+  // device is out of memory, FailedPrecondition when this process was forked from the one that
+  // initialised the driver (which CUDA does not survive), else Internal.
   absl::Status Check(CUresult result, std::string_view call, const char* file, int line) const;
 };
 
-// Opens libcuda.so.1, resolves every function (cuGetProcAddress) and calls cuInit. Unavailable when
-// there is no driver or it is older than 12.4 (the message names the version found and the one
-// needed). The table lives as long as the process and is loaded once; a failed attempt is repeated
-// by the next call.
+// The oldest driver that serves, as CUDA_VERSION.
+inline constexpr int kMinimumDriver = 12040;
+
+// Opens `library`, resolves every function (cuGetProcAddress) and calls cuInit. Unavailable when
+// there is no driver or it is older than kMinimumDriver (the message names the version found and
+// the one needed) or does not start; FailedPrecondition when it finds no device.
+absl::StatusOr<DriverApi> OpenDriver(const char* library);
+
+// OpenDriver("libcuda.so.1"), once: the table lives as long as the process. A failed attempt is
+// repeated by the next call. FailedPrecondition in a process that was forked after the driver had
+// been initialised. Thread-safe.
 absl::StatusOr<const DriverApi*> LoadDriver();
 
 // Runs `call` on `api` and returns its status from the enclosing function if it failed.
