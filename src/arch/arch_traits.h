@@ -44,7 +44,8 @@ absl::Span<const ArchTraits> AllArchTraits();
 absl::StatusOr<ArchTraits> FindArchTraits(std::string_view target);
 
 // The row that serves a device of this compute capability: its own SM, else the newest of the same
-// major version that is not newer. NotFound names the capability and the known targets.
+// major version that is not newer and whose cubins load there (those of "a" targets load on their
+// own SM only). NotFound names the capability and the known targets.
 absl::StatusOr<ArchTraits> ArchTraitsForDevice(int major, int minor);
 
 }  // namespace tilewright::arch

@@ -25,7 +25,7 @@ struct KernelPlan {
   int64_t smem_bytes = 0;  // dynamic shared memory of a block
 
   int threads() const { return warps * 32; }
-  // "attn_fwd_simple sm_90a m32n32 w4 r8 p128 smem=50176"
+  // "attn_fwd_simple sm_90a m32n32 w4 r8 p128 smem=33280"
   std::string ToString() const;
   bool operator==(const KernelPlan&) const = default;
 };

@@ -1,0 +1,35 @@
+// What the planner asks of a kernel family. A family is one row of the table in planner.cc.
+#ifndef TILEWRIGHT_PLAN_FAMILY_PLANNER_H_
+#define TILEWRIGHT_PLAN_FAMILY_PLANNER_H_
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plan/kernel_plan.h"
+#include "plan/planner.h"
+#include "tilewright/attention.h"
+
+namespace tilewright::plan {
+
+// A family's answer to a request: plans, or a refusal.
+struct FamilyAnswer {
+  std::vector<KernelPlan> plans;         // feasible ones, best first
+  std::string why;                       // what made the first one best
+  std::string refusal;                   // why there is no plan, or why some were dropped; in words
+  std::optional<AttentionSpec> nearest;  // with no plan: a spec near the request that has one
+};
+
+using FamilyPlanner = FamilyAnswer (*)(const PlanRequest& request);
+
+// Bytes of dynamic shared memory of attn_fwd_simple: sizeof(SharedStorage<Config>) of
+// kernel_templates/family/attn_fwd_simple.cuh, which the emitted source asserts. Q is whole, as
+// fp32 [block_m][dim_qk rounded up to 4]; K and then V share one panel of fp32
+// [32 keys][panel + 4], the 4 shifting neighbouring keys to other banks.
+int64_t FwdSimpleSmemBytes(int block_m, int64_t dim_qk, int panel);
+
+FamilyAnswer PlanFwdSimple(const PlanRequest& request);
+
+}  // namespace tilewright::plan
+
+#endif  // TILEWRIGHT_PLAN_FAMILY_PLANNER_H_

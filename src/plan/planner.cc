@@ -1,0 +1,65 @@
+#include "plan/planner.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "plan/family_planner.h"
+#include "spec/canonical.h"
+
+namespace tilewright::plan {
+namespace {
+
+// In the order in which they are asked. `last_resort`: slower than another family wherever that one
+// serves, so it is asked last, and only with allow_fallback.
+struct FamilyRow {
+  Family family;
+  bool last_resort;
+  FamilyPlanner plan;
+};
+
+constexpr FamilyRow kFamilies[] = {
+    {Family::kFwdSimple, /*last_resort=*/true, PlanFwdSimple},
+};
+
+std::string Name(Family family) { return std::string(FamilyName(family)); }
+
+}  // namespace
+
+absl::StatusOr<Decision> Best(const PlanRequest& request) {
+  Decision decision;
+  std::string reasons;
+  std::string nearest;
+  bool faster_refused = false;
+  const auto add_reason = [&reasons](Family family, const std::string& reason) {
+    absl::StrAppend(&reasons, reasons.empty() ? "" : "; ", Name(family), ": ", reason);
+  };
+  for (const FamilyRow& row : kFamilies) {
+    FamilyAnswer answer = row.plan(request);
+    if (!answer.plans.empty() && row.last_resort && !request.allow_fallback) {
+      add_reason(row.family, "is the family of last resort and allow_fallback is off");
+      nearest = "this one with allow_fallback";
+      continue;
+    }
+    if (!answer.refusal.empty()) decision.refusals.push_back({row.family, answer.refusal});
+    if (answer.plans.empty()) {
+      add_reason(row.family, answer.refusal);
+      faster_refused = faster_refused || !row.last_resort;
+      if (nearest.empty() && answer.nearest.has_value()) {
+        const PlanRequest near = {*answer.nearest, request.traits, request.board};
+        if (!row.plan(near).plans.empty()) nearest = spec::ToText(*answer.nearest);
+      }
+      continue;
+    }
+    decision.plan = answer.plans.front();
+    decision.candidates = std::move(answer.plans);
+    decision.fallback = row.last_resort && faster_refused;
+    decision.why = absl::StrCat(Name(row.family), ": ", answer.why);
+    return decision;
+  }
+  return absl::UnimplementedError(
+      absl::StrCat("no kernel family serves ", spec::ToText(request.spec), " on ",
+                   std::string(request.traits.target), " (", reasons, ")",
+                   nearest.empty() ? "" : absl::StrCat("; the nearest served spec is ", nearest)));
+}
+
+}  // namespace tilewright::plan
