@@ -13,7 +13,7 @@ LaunchShape ComputeLaunchShape(const KernelPlan& plan, const AttentionSpec& spec
   if (args.batch <= 0 || spec.heads_q <= 0 || args.seqlen_q <= 0 || (packed && args.total_q <= 0)) {
     return shape;
   }
-  constexpr unsigned __int128 kMaxGrid = 0x7fffffff;
+  static constexpr unsigned __int128 kMaxGrid = 0x7fffffff;
   const auto tiles_of = [](unsigned __int128 a, unsigned __int128 b) {
     return std::min(a * b, kMaxGrid);  // never more than 2^31 times 2^63
   };
