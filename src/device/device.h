@@ -34,6 +34,7 @@ struct DeviceInfo {
   std::string uuid;        // hex
   arch::BoardProfile board;
   arch::ArchTraits traits;  // the row that serves it
+  std::string unserved;     // why no row does, and `traits` says nothing; empty otherwise
 };
 
 // The driver, its devices and their primary contexts. Thread-safe. Primary contexts retained here
@@ -42,7 +43,7 @@ class DeviceManager {
  public:
   // Loads the driver. Unavailable without one, FailedPrecondition without a device.
   static absl::StatusOr<std::shared_ptr<DeviceManager>> Create();
-  // On a given table (tests).
+  // On a given table, which outlives the manager (tests).
   static absl::StatusOr<std::shared_ptr<DeviceManager>> Create(const DriverApi* api);
 
   struct Current {
@@ -50,24 +51,28 @@ class DeviceManager {
     const DeviceInfo* device = nullptr;  // lives as long as the manager
   };
   // The calling thread's current context and its device. Where there is none: the primary context
-  // of `default_ordinal`, which is not made current.
+  // of `default_ordinal`, which is not made current. InvalidArgument for an ordinal that no device
+  // has, Unimplemented for a device that no architecture row serves.
   absl::StatusOr<Current> CurrentOrPrimary(int default_ordinal);
 
   // The calling thread's current context, nullptr when none.
   ContextHandle CurrentContext() const;
 
-  // Whether the legacy default stream of this thread or the given stream is being captured.
+  // Whether the given stream is being captured, or one that the legacy default stream waits for.
+  // Leaves a capture as it is.
   absl::StatusOr<bool> IsCapturing(StreamHandle stream) const;
 
   absl::Span<const DeviceInfo> devices() const { return devices_; }
   const DriverApi& api() const { return *api_; }
 
+  ~DeviceManager();
+
  private:
-  DeviceManager() = default;
+  struct State;
+  DeviceManager();
   const DriverApi* api_ = nullptr;
   std::vector<DeviceInfo> devices_;
-  std::vector<ContextHandle> primary_;  // guarded by the mutex of the implementation
-  std::shared_ptr<void> mutex_;
+  std::unique_ptr<State> state_;
 };
 
 // Makes a context current for a scope and restores the caller's.

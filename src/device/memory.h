@@ -1,5 +1,7 @@
 // Move-only device buffers, streams and events for the program, the tuner and the tests. Free of
-// <cuda.h>. Every object belongs to the context that was current when it was made.
+// <cuda.h>. Every object belongs to the context that was current when it was made, and is used and
+// destroyed with that context current. Destroying one tolerates a driver that is shutting down.
+// Errors: Internal with the driver's error, unless said otherwise.
 #ifndef TILEWRIGHT_DEVICE_MEMORY_H_
 #define TILEWRIGHT_DEVICE_MEMORY_H_
 
@@ -27,9 +29,11 @@ class DeviceBuffer {
   void* data() const { return data_; }
   size_t size() const { return size_; }
 
+  // InvalidArgument when the range leaves the buffer. Ordered in the stream. A
+  // pageable `source` may be reused on return, a pinned one when the stream has come that far.
   absl::Status CopyFromHost(const void* source, size_t bytes, StreamHandle stream,
                             size_t offset = 0);
-  // Synchronises the stream.
+  // As CopyFromHost; synchronises the stream.
   absl::Status CopyToHost(void* destination, size_t bytes, StreamHandle stream,
                           size_t offset = 0) const;
   absl::Status Fill(uint8_t byte, StreamHandle stream);

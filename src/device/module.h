@@ -14,12 +14,14 @@
 
 struct CUlib_st;
 struct CUkern_st;
+struct CUfunc_st;
 
 namespace tilewright::device {
 
 struct LoadOptions {
   std::string entry_name;
-  int64_t dynamic_smem_bytes = 0;  // raises the kernel's limit where it is above 48 KB
+  // Raises the kernel's limit where this and its static shared memory are above 48 KB.
+  int64_t dynamic_smem_bytes = 0;
 };
 
 // Owns a CUlibrary and its one kernel. Immutable after Load, shared between the memory cache and
@@ -27,9 +29,12 @@ struct LoadOptions {
 class LoadedKernel {
  public:
   // Loads fully: the kernel is resolved, forced into the given context and its attributes set on
-  // `device`, so that nothing is left for the first launch. Internal with the driver's error;
-  // payload "tilewright/load_rejected" when the driver refused the image itself (the caller drops
-  // the entry and compiles once more).
+  // `device`, so that nothing is left for the first launch. The context's own state, and a capture
+  // that some other thread has under way, stay as they are; refusing to load for a stream that is
+  // being captured is the caller's part. Internal with the driver's error (ResourceExhausted when
+  // the device is out of memory, or asked for more shared memory than it has); payload
+  // "tilewright/load_rejected" when the driver refused the image itself (the caller drops the entry
+  // and compiles once more).
   static absl::StatusOr<std::shared_ptr<const LoadedKernel>> Load(
       const DriverApi& api, const DeviceManager::Current& where, absl::string_view cubin,
       const LoadOptions& options);
@@ -57,6 +62,7 @@ class LoadedKernel {
   int device_ordinal_ = 0;
   CUlib_st* library_ = nullptr;
   CUkern_st* kernel_ = nullptr;
+  CUfunc_st* function_ = nullptr;  // of the context
 };
 
 }  // namespace tilewright::device
