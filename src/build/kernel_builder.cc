@@ -37,11 +37,6 @@ double MsSince(std::chrono::steady_clock::time_point start) {
       .count();
 }
 
-int CompileThreads(int option) {
-  if (option > 0) return std::min(option, kMaxCompileThreads);
-  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 8);
-}
-
 // As the store names the files of a variant.
 std::string VariantHex(const std::string& variant) { return Sha256(variant).ToHex().substr(0, 16); }
 
@@ -55,6 +50,11 @@ std::string DriverVersionText(int version) {
 }
 
 }  // namespace
+
+int CompileThreads(int option) {
+  if (option > 0) return std::min(option, kMaxCompileThreads);
+  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 8);
+}
 
 struct KernelBuilder::Impl {
   Impl(const emit::TemplateBundle* bundle, cache::ArtifactStore* store,

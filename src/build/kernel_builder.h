@@ -39,6 +39,10 @@ struct BuilderOptions {
   int compile_threads = 0;  // compiles that run at a time; 0: one per core, at most 8
 };
 
+// The number of compiles at a time that an option asks for: itself, or 0 for one per core but at
+// most 8.
+int CompileThreads(int option);
+
 // Counters of one builder; they only grow. A kernel that threads shared counts once.
 struct BuilderCounters {
   int64_t store_hits = 0;

@@ -1,0 +1,118 @@
+#include "runtime/kernel_table.h"
+
+#include <mutex>
+
+#include "runtime/runtime_impl.h"
+
+namespace tilewright {
+namespace {
+
+// The key that was used longest ago and is not `keep`.
+template <typename Map, typename Key>
+typename Map::iterator Oldest(Map& map, const Key& keep) {
+  auto oldest = map.end();
+  int64_t used = 0;
+  for (auto it = map.begin(); it != map.end(); ++it) {
+    if (it->first == keep) continue;
+    const int64_t at = it->second->used.load(std::memory_order_relaxed);
+    if (oldest == map.end() || at < used) {
+      oldest = it;
+      used = at;
+    }
+  }
+  return oldest;
+}
+
+}  // namespace
+
+template <typename Value>
+void KernelTable::Touch(const Slot<Value>& slot) const {
+  const int64_t now = insertions_.load(std::memory_order_relaxed);
+  if (slot.used.load(std::memory_order_relaxed) != now) {
+    slot.used.store(now, std::memory_order_relaxed);
+  }
+}
+
+std::shared_ptr<const PreparedAttention::State> KernelTable::Find(const SpecKey& key) const {
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  const auto it = specs_.find(key);
+  if (it == specs_.end()) return nullptr;
+  Touch(*it->second);
+  return it->second->value;
+}
+
+std::shared_ptr<const ResidentKernel> KernelTable::FindKernel(const KernelKey& key) const {
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  const auto it = kernels_.find(key);
+  if (it == kernels_.end()) return nullptr;
+  Touch(*it->second);
+  return it->second->value;
+}
+
+int64_t KernelTable::Insert(SpecKey key, std::shared_ptr<const PreparedAttention::State> state,
+                            const KernelKey& kernel_key,
+                            std::shared_ptr<const ResidentKernel> kernel) {
+  // Outlive the lock: the last reference to a kernel unloads it, which takes the driver its time.
+  std::vector<std::shared_ptr<const PreparedAttention::State>> dropped_states;
+  std::vector<std::shared_ptr<const ResidentKernel>> dropped_kernels;
+  {
+    std::unique_lock<std::shared_mutex> lock(mutex_);
+    const int64_t now = insertions_.fetch_add(1, std::memory_order_relaxed) + 1;
+    auto& spec_slot = specs_[key];
+    if (spec_slot == nullptr) spec_slot = std::make_unique<Slot<PreparedAttention::State>>();
+    dropped_states.push_back(std::exchange(spec_slot->value, std::move(state)));
+    spec_slot->kernel_key = kernel_key;
+    spec_slot->used = now;
+    if (kernel != nullptr) {
+      auto& kernel_slot = kernels_[kernel_key];
+      if (kernel_slot == nullptr) kernel_slot = std::make_unique<Slot<ResidentKernel>>();
+      dropped_kernels.push_back(std::exchange(kernel_slot->value, std::move(kernel)));
+      kernel_slot->kernel_key = kernel_key;
+      kernel_slot->used = now;
+    }
+    dropped_kernels.resize(1);  // slot 0: the one replaced, if any
+
+    while (specs_.size() > limits_.specs) {
+      const auto oldest = Oldest(specs_, key);
+      if (oldest == specs_.end()) break;
+      dropped_states.push_back(std::move(oldest->second->value));
+      specs_.erase(oldest);
+    }
+    // A kernel is as recent as the most recent of its specs.
+    if (kernels_.size() > limits_.kernels) {
+      for (const auto& [spec, slot] : specs_) {
+        const auto it = kernels_.find(slot->kernel_key);
+        if (it == kernels_.end()) continue;
+        const int64_t used = slot->used.load(std::memory_order_relaxed);
+        if (it->second->used.load(std::memory_order_relaxed) < used) it->second->used = used;
+      }
+    }
+    while (kernels_.size() > limits_.kernels) {
+      const auto oldest = Oldest(kernels_, kernel_key);
+      if (oldest == kernels_.end()) break;
+      const KernelKey victim = oldest->first;
+      dropped_kernels.push_back(std::move(oldest->second->value));
+      kernels_.erase(oldest);
+      for (auto it = specs_.begin(); it != specs_.end();) {
+        auto here = it++;
+        if (here->second->kernel_key == victim) {
+          dropped_states.push_back(std::move(here->second->value));
+          specs_.erase(here);
+        }
+      }
+    }
+  }
+  return static_cast<int64_t>(dropped_kernels.size()) - 1;
+}
+
+size_t KernelTable::num_specs() const {
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  return specs_.size();
+}
+
+size_t KernelTable::num_kernels() const {
+  std::shared_lock<std::shared_mutex> lock(mutex_);
+  return kernels_.size();
+}
+
+}  // namespace tilewright

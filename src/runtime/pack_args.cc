@@ -1,0 +1,166 @@
+#include "runtime/pack_args.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "abi/attn_fwd_params.h"
+#include "abi/policy_args.h"
+#include "spec/validate.h"
+
+namespace tilewright {
+namespace {
+
+abi::TensorStrides ToAbi(const Strides& strides) {
+  return {strides.batch, strides.seq, strides.head, strides.dim};
+}
+
+abi::AttnFwdParams Core(const AttentionSpec& spec, const AttentionArgs& args) {
+  abi::AttnFwdParams core = {};
+  core.q = args.q.data;
+  core.k = args.k.data;
+  core.v = args.v.data;
+  core.o = args.o.data;
+  core.q_strides = ToAbi(args.q.strides);
+  core.k_strides = ToAbi(args.k.strides);
+  core.v_strides = ToAbi(args.v.strides);
+  core.o_strides = ToAbi(args.o.strides);
+  if (spec.lse) {
+    const bool packed = spec.varlen && args.cu_seqlens_q != nullptr;
+    core.lse = args.lse;
+    core.lse_stride_head = args.lse_stride_head;
+    core.lse_stride_batch = args.lse_stride_batch;
+    if (core.lse_stride_head == 0) core.lse_stride_head = packed ? args.total_q : args.seqlen_q;
+    if (core.lse_stride_batch == 0) core.lse_stride_batch = spec.heads_q * core.lse_stride_head;
+  }
+  core.batch = args.batch;
+  core.heads_q = spec.heads_q;
+  core.heads_kv = spec.heads_kv;
+  core.seqlen_q = args.seqlen_q;
+  core.seqlen_kv = args.seqlen_kv;
+  core.scale = spec::EffectiveScale(spec);
+  return core;
+}
+
+abi::BiasArgs Bias(const AttentionSpec& spec, const BiasTerm& term, const BiasTensor& tensor,
+                   const AttentionArgs& args) {
+  abi::BiasArgs bias = {};
+  bias.data = tensor.data;
+  bias.batch_div = 1;
+  bias.batch_mod = 1;
+  // A batch extent equal to the spec's typical batch follows the call; another one is a table of
+  // that size, which ValidateArgs has found to divide the batch of the call.
+  const int64_t extent = term.batch == spec.batch && term.batch != 1 ? args.batch : term.batch;
+  if (extent > 1) {
+    bias.stride_batch = tensor.stride_batch;
+    bias.batch_mod = extent;
+    if (term.batch_map == BatchMap::kDiv) bias.batch_div = args.batch / extent;
+  }
+  if (term.heads != 1) bias.stride_head = tensor.stride_head;
+  if (term.seqlen_q != 1) bias.stride_q = tensor.stride_q;
+  if (term.seqlen_kv != 1) bias.stride_kv = tensor.stride_kv;
+  return bias;
+}
+
+abi::ScaleArgs Scale(ScaleKind kind, const float* scale, const std::array<int64_t, 3>& strides) {
+  switch (kind) {
+    case ScaleKind::kPerHead:
+      return {scale, 0, 1, 0};
+    case ScaleKind::kPerToken:
+      return {scale, strides[0], strides[1], strides[2]};
+    case ScaleKind::kNone:
+    case ScaleKind::kPerTensor:
+      break;
+  }
+  return {scale, 0, 0, 0};
+}
+
+abi::DropoutArgs Dropout(const AttentionSpec& spec, const AttentionArgs& args) {
+  abi::DropoutArgs dropout = {};
+  dropout.seed = args.dropout_seed;
+  dropout.offset = args.dropout_offset;
+  // uint64_t and the abi's u64 are distinct types of one representation.
+  dropout.seed_ptr = reinterpret_cast<const abi::u64*>(args.dropout_seed_ptr);
+  dropout.offset_ptr = reinterpret_cast<const abi::u64*>(args.dropout_offset_ptr);
+  dropout.threshold = DropoutThreshold(spec.dropout);
+  dropout.keep_scale = static_cast<float>(1 / (1 - static_cast<double>(spec.dropout)));
+  return dropout;
+}
+
+// The 8 bytes of a scalar slot.
+uint64_t ScalarBits(ScalarType type, SnippetValue value) {
+  uint64_t bits = 0;
+  if (type == ScalarType::kFloat) {
+    std::memcpy(&bits, &value.f, sizeof(value.f));
+  } else {
+    std::memcpy(&bits, &value.i, sizeof(value.i));
+  }
+  return bits;
+}
+
+}  // namespace
+
+uint32_t DropoutThreshold(float p) {
+  constexpr double kTwoTo32 = 4294967296.0;
+  return static_cast<uint32_t>(
+      std::min(std::round(static_cast<double>(p) * kTwoTo32), kTwoTo32 - 1));
+}
+
+void PackArgs(const AttentionSpec& spec, const emit::ParamLayout& layout, const AttentionArgs& args,
+              std::byte* params) {
+  for (const emit::ParamSlot& slot : layout.slots) {
+    const auto put = [&](const auto& value) {
+      std::memcpy(params + slot.offset, &value, sizeof(value));
+    };
+    switch (slot.kind) {
+      case emit::ParamSlotKind::kCore:
+        put(Core(spec, args));
+        break;
+      case emit::ParamSlotKind::kWindow:
+        put(abi::WindowArgs{spec.window_left, spec::EffectiveWindowRight(spec)});
+        break;
+      case emit::ParamSlotKind::kVarlen:
+        put(abi::VarlenArgs{args.cu_seqlens_q, args.cu_seqlens_kv, args.seqused_kv});
+        break;
+      case emit::ParamSlotKind::kPageTable:
+        put(abi::PageTableArgs{args.page_table, args.page_table_stride});
+        break;
+      case emit::ParamSlotKind::kAlibi:
+        put(abi::AlibiArgs{args.alibi_slopes, args.alibi_stride_batch});
+        break;
+      case emit::ParamSlotKind::kBias:
+        put(Bias(spec, spec.bias[slot.index], args.bias[slot.index], args));
+        break;
+      case emit::ParamSlotKind::kSoftcap:
+        put(abi::SoftcapArgs{spec.softcap, 1 / spec.softcap});
+        break;
+      case emit::ParamSlotKind::kSinks:
+        put(abi::SinkArgs{args.sinks});
+        break;
+      case emit::ParamSlotKind::kBlockMask:
+        put(abi::BlockMaskArgs{args.block_mask, args.block_mask_strides[0],
+                               args.block_mask_strides[1], args.block_mask_strides[2]});
+        break;
+      case emit::ParamSlotKind::kQScale:
+        put(Scale(spec.q_scale, args.q_scale, {0, 0, 0}));
+        break;
+      case emit::ParamSlotKind::kKScale:
+        put(Scale(spec.kv_scale, args.k_scale, args.k_scale_strides));
+        break;
+      case emit::ParamSlotKind::kVScale:
+        put(Scale(spec.kv_scale, args.v_scale, args.v_scale_strides));
+        break;
+      case emit::ParamSlotKind::kDropout:
+        put(Dropout(spec, args));
+        break;
+      case emit::ParamSlotKind::kUserArray:
+        put(args.snippet_arrays[slot.index]);
+        break;
+      case emit::ParamSlotKind::kUserScalar:
+        put(ScalarBits(spec.snippet_scalars[slot.index].type, args.snippet_scalars[slot.index]));
+        break;
+    }
+  }
+}
+
+}  // namespace tilewright

@@ -1,0 +1,437 @@
+#include "tilewright/runtime.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/env.h"
+#include "base/log.h"
+#include "base/mutex.h"
+#include "base/single_flight.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "build/kernel_builder.h"
+#include "cache/open_store.h"
+#include "compile/nvrtc_compiler.h"
+#include "emit/template_bundle.h"
+#include "plan/launch_shape.h"
+#include "runtime/kernel_table.h"
+#include "runtime/pack_args.h"
+#include "runtime/runtime_impl.h"
+#include "spec/canonical.h"
+#include "spec/validate.h"
+
+namespace tilewright {
+namespace {
+
+using StateOr = absl::StatusOr<std::shared_ptr<const PreparedAttention::State>>;
+using KernelOr = absl::StatusOr<std::shared_ptr<const ResidentKernel>>;
+
+[[gnu::cold, gnu::noinline]] absl::Status ForkedError(pid_t pid) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("this Runtime was made by process ", pid, " and cannot be used by its child ",
+                   getpid(), ": the CUDA driver does not survive a fork; make a Runtime here"));
+}
+
+absl::Status ValidateOptions(const RuntimeOptions& options) {
+  const struct {
+    const char* field;
+    int64_t value;
+  } sizes[] = {{"cache_max_bytes", options.cache_max_bytes},
+               {"device_ordinal", options.device_ordinal},
+               {"compile_threads", options.compile_threads},
+               {"lock_timeout_ms", options.lock_timeout_ms}};
+  for (const auto& size : sizes) {
+    if (size.value < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("RuntimeOptions::", size.field, " = ", size.value, ": must be >= 0"));
+    }
+  }
+  if (options.cache_in_memory && options.cache_read_only) {
+    return absl::InvalidArgumentError(
+        "RuntimeOptions::cache_read_only = true: must be false with cache_in_memory, whose store "
+        "starts empty");
+  }
+  if (options.cache_in_memory && !options.cache_packs.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("RuntimeOptions::cache_packs = ", options.cache_packs[0],
+                     ", ...: must be empty with cache_in_memory, which reads no disk"));
+  }
+  return absl::OkStatus();
+}
+
+double MsSince(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
+      .count();
+}
+
+}  // namespace
+
+// ---- PreparedAttention ----------------------------------------------------------------------
+
+PreparedAttention::State::~State() {
+  if (getpid() != pid) new auto(std::move(kernel));
+}
+
+const std::string& PreparedAttention::spec_text() const { return state_->spec_text; }
+
+std::string PreparedAttention::Explain() const {
+  const State& s = *state_;
+  std::string text = absl::StrCat(s.spec_text, "\n");
+  if (s.kernel == nullptr) {
+    absl::StrAppend(&text, "nothing to launch: the spec has no heads\n");
+    return text;
+  }
+  const build::BuiltKernel& built = s.kernel->built;
+  const artifact::KernelBinary& binary = built.binary;
+  absl::StrAppend(&text, "plan      ", s.decision.plan.ToString(), "\n");
+  absl::StrAppend(&text, "why       ", s.decision.why,
+                  s.decision.fallback ? " (fallback: no faster family serves this spec)" : "",
+                  "\n");
+  for (const plan::Refusal& refusal : s.decision.refusals) {
+    absl::StrAppend(&text, "refused   ", AbslView(plan::FamilyName(refusal.family)), ": ",
+                    refusal.reason, "\n");
+  }
+  absl::StrAppend(&text, "kernel    ", binary.entry_name, " for ", binary.target, " on ",
+                  s.device_name, "\n");
+  absl::StrAppend(&text, "resources ", binary.usage.registers, " registers, ",
+                  s.decision.plan.smem_bytes + binary.usage.static_smem_bytes,
+                  " bytes of shared memory, ",
+                  binary.usage.spill_store_bytes + binary.usage.spill_load_bytes,
+                  " bytes spilled, ", s.layout.size, " bytes of parameters\n");
+  if (built.origin == build::BinaryOrigin::kStore) {
+    absl::StrAppend(&text, "origin    store, compiled by ", binary.compiler, "\n");
+  } else {
+    absl::StrAppend(&text, "origin    compiled by ", binary.compiler, " in ", binary.compile_ms,
+                    " ms (store: ", built.miss_reason, ")\n");
+  }
+  absl::StrAppend(&text, "key       ", built.key.ToHex(), "\n");
+  return text;
+}
+
+absl::StatusOr<size_t> PreparedAttention::workspace_bytes(const AttentionArgs& args) const {
+  const struct {
+    const char* field;
+    int64_t value;
+  } sizes[] = {{"batch", args.batch}, {"seqlen_q", args.seqlen_q}, {"seqlen_kv", args.seqlen_kv}};
+  for (const auto& size : sizes) {
+    if (size.value < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(size.field, " = ", size.value, ": must be >= 0"));
+    }
+  }
+  switch (state_->decision.plan.family) {
+    case plan::Family::kFwdSimple:
+      return 0;
+  }
+  return 0;
+}
+
+// ---- Runtime --------------------------------------------------------------------------------
+
+struct Runtime::Impl {
+  Impl(const RuntimeOptions& options, RuntimeParts parts)
+      : options(options),
+        logger(options.log_level, options.log_sink),
+        compiler({options.nvrtc_path}),
+        open_devices(std::move(parts.open_devices)),
+        table(parts.limits) {}
+
+  absl::StatusOr<device::DeviceManager*> Devices();
+  StateOr Prepare(const AttentionSpec& spec, Stream stream);
+  absl::Status RefuseCapture(const device::DeviceManager& devices, Stream stream);
+  StateOr PrepareOn(const device::DeviceManager::Current& where, const SpecKey& key);
+  StateOr MakeState(const device::DeviceManager::Current& where, const SpecKey& key);
+  KernelOr MakeKernel(const device::DeviceManager::Current& where,
+                      const build::KernelRequest& request);
+
+  const RuntimeOptions options;
+  const pid_t pid = getpid();
+  const Logger logger;
+  const compile::NvrtcCompiler compiler;
+  emit::TemplateBundle own_bundle;  // of options.template_dir
+  std::unique_ptr<cache::ArtifactStore> store;
+  std::unique_ptr<build::KernelBuilder> builder;
+
+  const std::function<absl::StatusOr<std::shared_ptr<device::DeviceManager>>()> open_devices;
+  Mutex devices_mutex;
+  std::shared_ptr<device::DeviceManager> devices_owner ABSL_GUARDED_BY(devices_mutex);
+  // Set once, after devices_owner: hits need no lock to see it.
+  std::atomic<device::DeviceManager*> devices = nullptr;
+
+  KernelTable table;
+  SingleFlight<SpecKey, StateOr> spec_flights;
+  SingleFlight<KernelKey, KernelOr> kernel_flights;
+
+  std::atomic<int64_t> prepares = 0;
+  std::atomic<int64_t> memory_hits = 0;
+  std::atomic<int64_t> fallbacks = 0;
+  std::atomic<int64_t> capture_refusals = 0;
+  std::atomic<int64_t> evictions = 0;
+};
+
+absl::StatusOr<device::DeviceManager*> Runtime::Impl::Devices() {
+  if (device::DeviceManager* opened = devices.load(std::memory_order_acquire)) return opened;
+  MutexLock lock(&devices_mutex);
+  if (devices_owner == nullptr) {
+    TILEWRIGHT_ASSIGN_OR_RETURN(devices_owner, open_devices());
+    devices.store(devices_owner.get(), std::memory_order_release);
+  }
+  return devices_owner.get();
+}
+
+absl::Status Runtime::Impl::RefuseCapture(const device::DeviceManager& manager, Stream stream) {
+  TILEWRIGHT_ASSIGN_OR_RETURN(bool capturing, manager.IsCapturing(stream));
+  // A capture on another stream shows on the legacy stream when the two depend on each other.
+  if (!capturing && stream != nullptr) {
+    TILEWRIGHT_ASSIGN_OR_RETURN(capturing, manager.IsCapturing(nullptr));
+  }
+  if (!capturing) return absl::OkStatus();
+  capture_refusals.fetch_add(1, std::memory_order_relaxed);
+  return absl::FailedPreconditionError(
+      "a stream is being captured and this spec is not in memory: loading its kernel would break "
+      "the capture; call Prepare or Warmup before the capture begins");
+}
+
+StateOr Runtime::Impl::Prepare(const AttentionSpec& spec, Stream stream) {
+  if (getpid() != pid) return ForkedError(pid);
+  prepares.fetch_add(1, std::memory_order_relaxed);
+  TILEWRIGHT_RETURN_IF_ERROR(spec::Validate(spec));
+  TILEWRIGHT_ASSIGN_OR_RETURN(device::DeviceManager* const manager, Devices());
+  TILEWRIGHT_ASSIGN_OR_RETURN(const device::DeviceManager::Current where,
+                              manager->CurrentOrPrimary(options.device_ordinal));
+  const SpecKey key = {where.context, spec::Canonicalise(spec)};
+  if (auto state = table.Find(key)) {
+    memory_hits.fetch_add(1, std::memory_order_relaxed);
+    return state;
+  }
+  // A thread without a context captures nothing, and the driver could not be asked.
+  if (stream != nullptr || manager->CurrentContext() != nullptr) {
+    TILEWRIGHT_RETURN_IF_ERROR(RefuseCapture(*manager, stream));
+  }
+  return PrepareOn(where, key);
+}
+
+StateOr Runtime::Impl::PrepareOn(const device::DeviceManager::Current& where, const SpecKey& key) {
+  StateOr state = spec_flights.Do(key, [&]() -> StateOr {
+    // Another thread may have finished it since the caller looked.
+    if (auto found = table.Find(key)) return found;
+    return MakeState(where, key);
+  });
+  if (!state.ok()) {
+    return Annotate(state.status(), absl::StrCat("while preparing ", spec::ToText(key.spec)));
+  }
+  return state;
+}
+
+StateOr Runtime::Impl::MakeState(const device::DeviceManager::Current& where, const SpecKey& key) {
+  const auto start = std::chrono::steady_clock::now();
+  auto state = std::make_shared<PreparedAttention::State>();
+  state->spec = key.spec;
+  state->spec_text = spec::ToText(key.spec);
+  state->device_name = where.device->board.name;
+  state->pid = pid;
+  {
+    MutexLock lock(&devices_mutex);
+    state->devices = devices_owner;
+  }
+  KernelKey kernel_key;
+  if (key.spec.heads_q > 0) {
+    TILEWRIGHT_ASSIGN_OR_RETURN(state->decision,
+                                plan::Best({.spec = state->spec,
+                                            .traits = where.device->traits,
+                                            .board = where.device->board,
+                                            .allow_fallback = options.allow_fallback}));
+    const plan::Decision& decision = state->decision;
+    logger.Event(LogLevel::kDebug, "plan",
+                 {{"spec", state->spec_text},
+                  {"plan", decision.plan.ToString()},
+                  {"candidates", decision.candidates.size()},
+                  {"why", decision.why}});
+    for (const plan::Refusal& refusal : decision.refusals) {
+      logger.Event(LogLevel::kDebug, "refused",
+                   {{"spec", state->spec_text},
+                    {"family", AbslView(plan::FamilyName(refusal.family))},
+                    {"reason", refusal.reason}});
+    }
+    if (decision.fallback) {
+      fallbacks.fetch_add(1, std::memory_order_relaxed);
+      logger.EventOnce(LogLevel::kInfo, state->spec_text, "fallback",
+                       {{"spec", state->spec_text}, {"plan", decision.plan.ToString()}});
+    }
+    state->layout = emit::MakeParamLayout(state->spec);
+    if (state->layout.size > kMaxParamBytes) {
+      return absl::ResourceExhaustedError(absl::StrCat("the parameters take ", state->layout.size,
+                                                       " bytes, a kernel may have ",
+                                                       kMaxParamBytes));
+    }
+    TILEWRIGHT_ASSIGN_OR_RETURN(const build::KernelRequest request,
+                                builder->MakeRequest(state->spec, decision.plan));
+    kernel_key = {where.context, request.key, decision.plan.smem_bytes};
+    TILEWRIGHT_ASSIGN_OR_RETURN(state->kernel, kernel_flights.Do(kernel_key, [&]() -> KernelOr {
+      if (auto found = table.FindKernel(kernel_key)) return found;
+      return MakeKernel(where, request);
+    }));
+  }
+  const int64_t evicted = table.Insert(key, state, kernel_key, state->kernel);
+  evictions.fetch_add(evicted, std::memory_order_relaxed);
+  if (evicted > 0) logger.Event(LogLevel::kInfo, "evict", {{"kernels", evicted}});
+  logger.Event(LogLevel::kInfo, "prepare",
+               {{"spec", state->spec_text},
+                {"plan", state->decision.plan.ToString()},
+                {"device", where.device->ordinal},
+                {"ms", MsSince(start)}});
+  return state;
+}
+
+KernelOr Runtime::Impl::MakeKernel(const device::DeviceManager::Current& where,
+                                   const build::KernelRequest& request) {
+  TILEWRIGHT_ASSIGN_OR_RETURN(
+      build::KernelBuilder::Loaded loaded,
+      builder->BuildAndLoad(request, devices.load(std::memory_order_acquire)->api(), where));
+  loaded.built.binary.cubin.clear();
+  return std::make_shared<const ResidentKernel>(
+      ResidentKernel{std::move(loaded.kernel), std::move(loaded.built)});
+}
+
+Runtime::Runtime(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Runtime::~Runtime() {
+  // See KernelBuilder's destructor: nothing of it lives in a forked child.
+  if (getpid() != impl_->pid) (void)impl_.release();
+}
+
+absl::StatusOr<std::unique_ptr<Runtime>> RuntimeParts::CreateRuntime(const RuntimeOptions& options,
+                                                                     RuntimeParts parts) {
+  TILEWRIGHT_RETURN_IF_ERROR(ValidateOptions(options));
+  std::unique_ptr<cache::ArtifactStore> store = std::move(parts.store);
+  auto impl = std::make_unique<Runtime::Impl>(options, std::move(parts));
+  for (const std::string& name : UnknownEnvVariables()) {
+    impl->logger.Event(LogLevel::kWarning, "unknown_variable", {{"name", name}});
+  }
+  const emit::TemplateBundle* bundle = &emit::EmbeddedTemplates();
+  if (!options.template_dir.empty()) {
+    TILEWRIGHT_ASSIGN_OR_RETURN(impl->own_bundle, emit::ReadTemplates(options.template_dir));
+    bundle = &impl->own_bundle;
+  }
+  if (store == nullptr) {
+    store = cache::OpenStore({.directory = options.cache_dir,
+                              .packs = options.cache_packs,
+                              .read_only = options.cache_read_only,
+                              .in_memory = options.cache_in_memory,
+                              .max_bytes = options.cache_max_bytes},
+                             impl->logger)
+                .store;
+  }
+  impl->store = std::move(store);
+  impl->builder = std::make_unique<build::KernelBuilder>(
+      bundle, impl->store.get(), &impl->compiler, &impl->logger,
+      build::BuilderOptions{.lineinfo = options.lineinfo,
+                            .frozen = options.tune_policy == TunePolicy::kFrozen,
+                            .lock_timeout_ms = options.lock_timeout_ms,
+                            .compile_threads = options.compile_threads});
+  return std::unique_ptr<Runtime>(new Runtime(std::move(impl)));
+}
+
+absl::StatusOr<std::unique_ptr<Runtime>> Runtime::Create(const RuntimeOptions& options) {
+  RuntimeParts parts;
+  parts.open_devices = [] { return device::DeviceManager::Create(); };
+  return RuntimeParts::CreateRuntime(options, std::move(parts));
+}
+
+absl::StatusOr<PreparedAttention> Runtime::Prepare(const AttentionSpec& spec, Stream stream) {
+  TILEWRIGHT_ASSIGN_OR_RETURN(auto state, impl_->Prepare(spec, stream));
+  return PreparedAttention(std::move(state));
+}
+
+absl::Status Runtime::Warmup(absl::Span<const AttentionSpec> specs) {
+  if (specs.empty()) return absl::OkStatus();
+  if (getpid() != impl_->pid) return ForkedError(impl_->pid);
+  TILEWRIGHT_ASSIGN_OR_RETURN(device::DeviceManager* const manager, impl_->Devices());
+  TILEWRIGHT_ASSIGN_OR_RETURN(const device::DeviceManager::Current where,
+                              manager->CurrentOrPrimary(impl_->options.device_ordinal));
+  if (manager->CurrentContext() != nullptr) {
+    TILEWRIGHT_RETURN_IF_ERROR(impl_->RefuseCapture(*manager, nullptr));
+  }
+  std::vector<absl::Status> results(specs.size());
+  std::atomic<size_t> next = 0;
+  const auto work = [&] {
+    for (size_t i = next++; i < specs.size(); i = next++) {
+      impl_->prepares.fetch_add(1, std::memory_order_relaxed);
+      results[i] = spec::Validate(specs[i]);
+      if (!results[i].ok()) continue;
+      const SpecKey key = {where.context, spec::Canonicalise(specs[i])};
+      if (impl_->table.Find(key) != nullptr) {
+        impl_->memory_hits.fetch_add(1, std::memory_order_relaxed);
+      } else {
+        results[i] = impl_->PrepareOn(where, key).status();
+      }
+    }
+  };
+  std::vector<std::thread> helpers;
+  const size_t threads = std::min(
+      specs.size(), static_cast<size_t>(build::CompileThreads(impl_->options.compile_threads)));
+  while (helpers.size() + 1 < threads) {
+    try {
+      helpers.emplace_back(work);
+    } catch (const std::system_error&) {
+      break;  // no more threads to be had: the ones there do the work
+    }
+  }
+  work();
+  for (std::thread& helper : helpers) helper.join();
+  for (const absl::Status& result : results) TILEWRIGHT_RETURN_IF_ERROR(result);
+  return absl::OkStatus();
+}
+
+absl::Status Runtime::Run(const PreparedAttention& attention, const AttentionArgs& args,
+                          Stream stream) const {
+  if (!attention.valid()) {
+    return absl::InvalidArgumentError("attention is empty: must come from Prepare");
+  }
+  const PreparedAttention::State& state = *attention.state();
+  if (getpid() != state.pid) return ForkedError(state.pid);
+  TILEWRIGHT_RETURN_IF_ERROR(spec::ValidateArgs(state.spec, args));
+  if (state.kernel == nullptr) return absl::OkStatus();
+  const plan::LaunchShape shape = plan::ComputeLaunchShape(state.decision.plan, state.spec, args);
+  if (shape.grid == 0) return absl::OkStatus();
+  alignas(16) std::byte params[kMaxParamBytes];
+  PackArgs(state.spec, state.layout, args, params);
+  return state.kernel->loaded->Launch({shape.grid, shape.block, shape.smem_bytes}, params, stream);
+}
+
+RuntimeCounters Runtime::counters() const {
+  const build::BuilderCounters built = impl_->builder->counters();
+  RuntimeCounters counters;
+  counters.prepares = impl_->prepares.load(std::memory_order_relaxed);
+  counters.memory_hits = impl_->memory_hits.load(std::memory_order_relaxed);
+  counters.store_hits = built.store_hits;
+  counters.store_misses = built.store_misses;
+  counters.compiles = built.compiles;
+  counters.compile_ms = built.compile_ms;
+  counters.loads = built.loads;
+  counters.load_rejects = built.load_rejects;
+  counters.fallbacks = impl_->fallbacks.load(std::memory_order_relaxed);
+  counters.capture_refusals = impl_->capture_refusals.load(std::memory_order_relaxed);
+  counters.evictions = impl_->evictions.load(std::memory_order_relaxed);
+  return counters;
+}
+
+void Runtime::Flush() {
+  if (getpid() == impl_->pid) impl_->builder->Flush();
+}
+
+absl::Status Attention(Runtime& runtime, const AttentionSpec& spec, const AttentionArgs& args,
+                       Stream stream) {
+  TILEWRIGHT_ASSIGN_OR_RETURN(const PreparedAttention attention, runtime.Prepare(spec, stream));
+  return runtime.Run(attention, args, stream);
+}
+
+}  // namespace tilewright

@@ -1,0 +1,55 @@
+// The parts of a Runtime, and how to make one over parts that are given. Not installed.
+#ifndef TILEWRIGHT_RUNTIME_RUNTIME_IMPL_H_
+#define TILEWRIGHT_RUNTIME_RUNTIME_IMPL_H_
+
+#include <sys/types.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "cache/artifact_store.h"
+#include "device/device.h"
+#include "emit/param_layout.h"
+#include "plan/planner.h"
+#include "runtime/kernel_table.h"
+#include "tilewright/options.h"
+#include "tilewright/runtime.h"
+
+namespace tilewright {
+
+// Everything that Run needs, and what Explain tells.
+struct PreparedAttention::State {
+  State() = default;
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+  // In a forked child the driver does not live: the kernel is left alone there.
+  ~State();
+
+  AttentionSpec spec;  // canonical
+  std::string spec_text;
+  plan::Decision decision;
+  emit::ParamLayout layout;
+  std::shared_ptr<const ResidentKernel> kernel;  // null: the spec has no heads, nothing to launch
+  std::string device_name;
+  pid_t pid = 0;
+  std::shared_ptr<const device::DeviceManager> devices;  // the table that `kernel` calls
+};
+
+// What Create() takes from the system and tests replace.
+struct RuntimeParts {
+  // Called by the first Prepare, and again after a failure.
+  std::function<absl::StatusOr<std::shared_ptr<device::DeviceManager>>()> open_devices;
+  // Absent: the store that the options describe.
+  std::unique_ptr<cache::ArtifactStore> store;
+  KernelTable::Limits limits;
+
+  static absl::StatusOr<std::unique_ptr<Runtime>> CreateRuntime(const RuntimeOptions& options,
+                                                                RuntimeParts parts);
+};
+
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_RUNTIME_RUNTIME_IMPL_H_
