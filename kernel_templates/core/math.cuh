@@ -1,0 +1,36 @@
+// Small arithmetic shared by policies and families, on the host as in kernels.
+#ifndef TILEWRIGHT_CORE_MATH_CUH_
+#define TILEWRIGHT_CORE_MATH_CUH_
+
+#include "core/types.cuh"
+
+namespace tilewright {
+
+// Non-negative `a`, positive `b`.
+TILEWRIGHT_HOST_DEVICE constexpr i64 CeilDiv(i64 a, i64 b) { return (a + b - 1) / b; }
+TILEWRIGHT_HOST_DEVICE constexpr i64 Min(i64 a, i64 b) { return a < b ? a : b; }
+TILEWRIGHT_HOST_DEVICE constexpr i64 Max(i64 a, i64 b) { return a > b ? a : b; }
+TILEWRIGHT_HOST_DEVICE constexpr int RoundUp(int a, int multiple) {
+  return (a + multiple - 1) / multiple * multiple;
+}
+
+// The accurate functions, never the approximate instructions. (The compilers' builtins, because
+// this folder includes no <cmath> and NVRTC has none.)
+#ifdef __CUDACC__
+TILEWRIGHT_HOST_DEVICE float Tanh(float x) { return tanhf(x); }
+TILEWRIGHT_HOST_DEVICE float Exp(float x) { return expf(x); }
+TILEWRIGHT_HOST_DEVICE float Log(float x) { return logf(x); }
+#else
+TILEWRIGHT_HOST_DEVICE float Tanh(float x) { return __builtin_tanhf(x); }
+TILEWRIGHT_HOST_DEVICE float Exp(float x) { return __builtin_expf(x); }
+TILEWRIGHT_HOST_DEVICE float Log(float x) { return __builtin_logf(x); }
+#endif
+
+TILEWRIGHT_HOST_DEVICE constexpr float Infinity() { return __builtin_bit_cast(float, 0x7f800000u); }
+
+inline constexpr float kLog2OfE = 1.44269504088896340736f;
+inline constexpr float kLn2 = 0.69314718055994530942f;
+
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_CORE_MATH_CUH_

@@ -1,0 +1,88 @@
+// One attention problem: a batch and a query head, with the lengths and the place of its rows. What
+// every policy looks at.
+#ifndef TILEWRIGHT_CORE_PROBLEM_CUH_
+#define TILEWRIGHT_CORE_PROBLEM_CUH_
+
+#include "abi/attn_fwd_params.h"
+#include "core/math.cuh"
+#include "core/types.cuh"
+
+namespace tilewright {
+
+struct Problem {
+  i64 b;
+  i64 h;     // query head
+  i64 h_kv;  // its key/value head
+  i64 seqlen_q;
+  i64 seqlen_kv;
+  // Row i of Q, O and LSE is row `q_row + i` of batch `q_batch`; packed tensors have batch 0 only.
+  i64 q_batch;
+  i64 q_row;
+  i64 kv_batch;
+  i64 kv_row;
+
+  // Key that row 0's diagonal goes through when the diagonals end in the lower right corner.
+  TILEWRIGHT_HOST_DEVICE i64 diagonal() const { return seqlen_kv - seqlen_q; }
+};
+
+// Where the lengths come from: the first of the two for a spec without varlen.
+struct LengthsUniform {
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static void Apply(Problem&, const Params&) {}
+};
+
+// Any of the arrays may be null: what it would say then stays as in the dense case.
+struct LengthsVarlen {
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static void Apply(Problem& problem, const Params& params) {
+    const abi::VarlenArgs& varlen = params.varlen;
+    if (varlen.cu_seqlens_q != nullptr) {
+      problem.q_batch = 0;
+      problem.q_row = varlen.cu_seqlens_q[problem.b];
+      problem.seqlen_q = varlen.cu_seqlens_q[problem.b + 1] - problem.q_row;
+    }
+    if (varlen.cu_seqlens_kv != nullptr) {
+      problem.kv_batch = 0;
+      problem.kv_row = varlen.cu_seqlens_kv[problem.b];
+      problem.seqlen_kv = varlen.cu_seqlens_kv[problem.b + 1] - problem.kv_row;
+    }
+    if (varlen.seqused_kv != nullptr) {
+      problem.seqlen_kv = Min(problem.seqlen_kv, varlen.seqused_kv[problem.b]);
+    }
+  }
+};
+
+// Config::kSeqlenQ, kSeqlenKv and kBatch are 0 unless the spec bakes the sizes in (`exact`).
+template <class Config, class Params>
+TILEWRIGHT_HOST_DEVICE i64 SeqlenQ(const Params& params) {
+  return Config::kSeqlenQ != 0 ? Config::kSeqlenQ : params.core.seqlen_q;
+}
+template <class Config, class Params>
+TILEWRIGHT_HOST_DEVICE i64 SeqlenKv(const Params& params) {
+  return Config::kSeqlenKv != 0 ? Config::kSeqlenKv : params.core.seqlen_kv;
+}
+template <class Config, class Params>
+TILEWRIGHT_HOST_DEVICE i64 Batch(const Params& params) {
+  return Config::kBatch != 0 ? Config::kBatch : params.core.batch;
+}
+
+template <class Config, class Params>
+TILEWRIGHT_HOST_DEVICE Problem MakeProblem(i64 b, i64 h, const Params& params) {
+  Problem problem = {
+      .b = b,
+      .h = h,
+      .h_kv = h / Config::kGroup,
+      .seqlen_q = SeqlenQ<Config>(params),
+      .seqlen_kv = SeqlenKv<Config>(params),
+      .q_batch = b,
+      .q_row = 0,
+      .kv_batch = b,
+      .kv_row = 0,
+  };
+  Config::Lengths::Apply(problem, params);
+  return problem;
+}
+
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_CORE_PROBLEM_CUH_

@@ -1,0 +1,32 @@
+// The log-sum-exp output, in the caller's convention.
+#ifndef TILEWRIGHT_POLICY_LSE_CUH_
+#define TILEWRIGHT_POLICY_LSE_CUH_
+
+#include "core/problem.cuh"
+
+namespace tilewright {
+
+struct LseNone {
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static void Store(float, const Problem&, i64, const Params&) {}
+};
+
+// `lse` is natural, -inf for a row without keys.
+template <bool kBaseTwo, bool kEmptyIsPlusInfinity>
+struct LseStored {
+  TILEWRIGHT_HOST_DEVICE static float Convert(float lse) {
+    if (kEmptyIsPlusInfinity && lse == -Infinity()) return Infinity();
+    return kBaseTwo ? lse * kLog2OfE : lse;
+  }
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static void Store(float lse, const Problem& problem, i64 i,
+                                           const Params& params) {
+    const abi::AttnFwdParams& core = params.core;
+    core.lse[problem.q_batch * core.lse_stride_batch + problem.h * core.lse_stride_head +
+             problem.q_row + i] = Convert(lse);
+  }
+};
+
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_POLICY_LSE_CUH_

@@ -1,0 +1,106 @@
+// Masks: which keys a query row may see. A mask owns both answers, so that they cannot disagree:
+//
+//   NBlocks(problem, q_begin, q_end, block_n, params)
+//       the blocks of `block_n` keys that rows [q_begin, q_end) need; q_begin < q_end
+//   Skip(problem, q_begin, q_end, kv_begin, kv_end, params)
+//       true when no key of [kv_begin, kv_end) is kept for any of the rows: a rule for blocks that
+//       lie inside the range (block masks)
+//   Keep(problem, i, j, params)
+//       whether row i may see key j, 0 <= i < seqlen_q, 0 <= j < seqlen_kv
+//
+// A key of a block outside [begin, end) is kept for no row, a key of a block inside
+// [full_begin, full_end) for every row; tests/policy proves it by brute force.
+#ifndef TILEWRIGHT_POLICY_MASK_CHAIN_CUH_
+#define TILEWRIGHT_POLICY_MASK_CHAIN_CUH_
+
+#include "core/problem.cuh"
+
+namespace tilewright {
+
+// Which corner the diagonal of a mask or of ALiBi runs into, when there are not as many rows as
+// keys.
+enum class Align { kBottomRight, kTopLeft };
+
+// Key on the diagonal of row i.
+template <Align kAlign>
+TILEWRIGHT_HOST_DEVICE i64 DiagonalKey(const Problem& problem, i64 i) {
+  return kAlign == Align::kBottomRight ? i + problem.diagonal() : i;
+}
+
+struct BlockRange {
+  i64 begin;
+  i64 end;
+  i64 full_begin;  // == full_end: no block is known to be kept whole
+  i64 full_end;
+};
+
+// Blocks of the keys [begin, end) that any row sees and of those [full_begin, full_end) that all
+// rows see. Keys are clamped to [0, seqlen_kv).
+TILEWRIGHT_HOST_DEVICE BlockRange BlocksOfKeys(i64 seqlen_kv, i64 block_n, i64 begin, i64 end,
+                                               i64 full_begin, i64 full_end) {
+  begin = Max(begin, 0);
+  end = Min(end, seqlen_kv);
+  full_begin = Max(full_begin, 0);
+  full_end = Min(full_end, seqlen_kv);
+  BlockRange range = {0, 0, 0, 0};
+  if (begin >= end) return range;
+  range.begin = begin / block_n;
+  range.end = CeilDiv(end, block_n);
+  range.full_begin = range.full_end = range.begin;
+  if (full_begin >= full_end) return range;
+  // The last block is whole as soon as its keys below the length are, but a family that reads whole
+  // blocks unchecked must not run past the length, so only complete blocks count.
+  const i64 first = CeilDiv(full_begin, block_n), last = full_end / block_n;
+  if (first >= last) return range;
+  range.full_begin = first;
+  range.full_end = last;
+  return range;
+}
+
+TILEWRIGHT_HOST_DEVICE BlockRange Intersect(const BlockRange& a, const BlockRange& b) {
+  const i64 begin = Max(a.begin, b.begin), end = Min(a.end, b.end);
+  if (begin >= end) return {0, 0, 0, 0};
+  const i64 full_begin = Max(a.full_begin, b.full_begin), full_end = Min(a.full_end, b.full_end);
+  if (full_begin >= full_end) return {begin, end, begin, begin};
+  return {begin, end, full_begin, full_end};
+}
+
+// For masks that only have a rule per element: every block is needed, none is known to be whole.
+struct MaskElementwise {
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static BlockRange NBlocks(const Problem& problem, i64, i64, i64 block_n,
+                                                   const Params&) {
+    return BlocksOfKeys(problem.seqlen_kv, block_n, 0, problem.seqlen_kv, 0, 0);
+  }
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static bool Skip(const Problem&, i64, i64, i64, i64, const Params&) {
+    return false;
+  }
+};
+
+// A key is kept when it exists and every mask of the chain keeps it.
+template <class... Masks>
+struct MaskChain {
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static BlockRange NBlocks(const Problem& problem, i64 q_begin, i64 q_end,
+                                                   i64 block_n, const Params& params) {
+    const i64 n = problem.seqlen_kv;
+    BlockRange range = BlocksOfKeys(n, block_n, 0, n, 0, n);
+    ((range = Intersect(range, Masks::NBlocks(problem, q_begin, q_end, block_n, params))), ...);
+    return range;
+  }
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static bool Skip(const Problem& problem, i64 q_begin, i64 q_end,
+                                          i64 kv_begin, i64 kv_end, const Params& params) {
+    return (Masks::Skip(problem, q_begin, q_end, kv_begin, kv_end, params) || ...);
+  }
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static bool Keep(const Problem& problem, i64 i, i64 j,
+                                          const Params& params) {
+    return j < problem.seqlen_kv && (Masks::Keep(problem, i, j, params) && ...);
+  }
+};
+
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_POLICY_MASK_CHAIN_CUH_

@@ -1,0 +1,25 @@
+// ALiBi (Press, Smith, Lewis, arXiv 2108.12409): a penalty that grows with the distance from the
+// diagonal.
+#ifndef TILEWRIGHT_POLICY_SCORE_ALIBI_CUH_
+#define TILEWRIGHT_POLICY_SCORE_ALIBI_CUH_
+
+#include "abi/policy_args.h"
+#include "policy/mask_chain.cuh"
+
+namespace tilewright {
+
+template <Align kAlign>
+struct ScoreAlibi {
+  template <class Scalar, class Params>
+  TILEWRIGHT_HOST_DEVICE static Scalar Apply(Scalar score, const Problem& problem, i64 i, i64 j,
+                                             const Params& params) {
+    const abi::AlibiArgs& alibi = params.alibi;
+    const i64 offset = j - DiagonalKey<kAlign>(problem, i);
+    const float distance = static_cast<float>(offset < 0 ? -offset : offset);
+    return score - alibi.slopes[problem.b * alibi.stride_batch + problem.h] * distance;
+  }
+};
+
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_POLICY_SCORE_ALIBI_CUH_

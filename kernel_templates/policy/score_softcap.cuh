@@ -1,0 +1,20 @@
+// Bounds scores smoothly: cap * tanh(score / cap).
+#ifndef TILEWRIGHT_POLICY_SCORE_SOFTCAP_CUH_
+#define TILEWRIGHT_POLICY_SCORE_SOFTCAP_CUH_
+
+#include "abi/policy_args.h"
+#include "core/problem.cuh"
+
+namespace tilewright {
+
+struct ScoreSoftcap {
+  template <class Scalar, class Params>
+  TILEWRIGHT_HOST_DEVICE static Scalar Apply(Scalar score, const Problem&, i64, i64,
+                                             const Params& params) {
+    return params.softcap.cap * Tanh(score * params.softcap.inverse_cap);
+  }
+};
+
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_POLICY_SCORE_SOFTCAP_CUH_

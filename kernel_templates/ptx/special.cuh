@@ -1,0 +1,22 @@
+// Approximate special functions, each named where it is used; there is no --use_fast_math.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#floating-point-instructions-ex2
+#ifndef TILEWRIGHT_PTX_SPECIAL_CUH_
+#define TILEWRIGHT_PTX_SPECIAL_CUH_
+
+#include "core/types.cuh"
+
+namespace tilewright {
+namespace ptx {
+
+// 2^x with a relative error below 2^-22; subnormal results become 0. One instruction of the special
+// function unit.
+__device__ __forceinline__ float ex2_approx_ftz(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+}  // namespace ptx
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_PTX_SPECIAL_CUH_

@@ -1,0 +1,333 @@
+#include "emit/emit_kernel.h"
+
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "emit/code_spec.h"
+#include "emit/config_writer.h"
+#include "emit/device_types.h"
+#include "emit/param_layout.h"
+#include "emit/user_policy.h"
+#include "spec/canonical.h"
+#include "spec/validate.h"
+
+namespace tilewright::emit {
+namespace {
+
+using plan::Family;
+using plan::KernelPlan;
+
+absl::string_view Piece(std::string_view text) { return {text.data(), text.size()}; }
+
+// ---- names ----------------------------------------------------------------------------------
+
+std::string SpecName(const AttentionSpec& spec) {
+  std::vector<std::string> words;
+  const auto add = [&words](const auto&... pieces) { words.push_back(absl::StrCat(pieces...)); };
+  const auto type_name = [](ElementType type) { return Piece(spec::ElementTypeName(type)); };
+  const bool top_left = spec.align == MaskAlign::kTopLeft;
+  add(type_name(spec.type));
+  if (spec::KvType(spec) != spec.type) add("kv", type_name(spec::KvType(spec)));
+  if (spec::OutType(spec) != spec.type) add("out", type_name(spec::OutType(spec)));
+  if (spec.dim_qk == spec.dim_v) {
+    add("d", spec.dim_qk);
+  } else {
+    add("d", spec.dim_qk, "v", spec.dim_v);
+  }
+  if (spec::GroupSize(spec) != 1) add("gqa", spec::GroupSize(spec));
+  if (DiagonalMaskOf(spec) == DiagonalMask::kCausal) add("causal", top_left ? "tl" : "");
+  if (DiagonalMaskOf(spec) == DiagonalMask::kWindow) add("window", top_left ? "tl" : "");
+  if (spec.block_mask_q != 0) add("blockmask", spec.block_mask_q, "x", spec.block_mask_kv);
+  if (spec.softcap != 0) add(spec.softcap_before_bias ? "softcapfirst" : "softcap");
+  if (spec.alibi) add("alibi", top_left ? "tl" : "");
+  for (const BiasTerm& term : spec.bias) add("bias", type_name(term.type));
+  if (spec.sinks) add("sinks");
+  if (spec.dropout != 0) add("dropout");
+  if (spec.q_scale != ScaleKind::kNone) add("qscale");
+  if (spec.kv_scale != ScaleKind::kNone) add("kvscale");
+  if (!spec.score_snippet.empty()) add("score");
+  if (!spec.mask_snippet.empty()) add("mask");
+  if (spec.varlen) add("varlen");
+  if (spec.page_size != 0) add("paged", spec.page_size);
+  if (spec.strided_innermost) add("strided");
+  if (spec.lse) {
+    add("lse", spec.lse_base == LseBase::kTwo ? "2" : "",
+        spec.empty_lse == EmptyLse::kPlusInf ? "inf" : "");
+  }
+  if (spec.exact) add("b", spec.batch, "s", spec.seqlen_q, "x", spec.seqlen_kv);
+  return absl::StrJoin(words, "_");
+}
+
+std::string PlanName(const KernelPlan& plan) {
+  switch (plan.family) {
+    case Family::kFwdSimple:
+      return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "r",
+                          plan.rows_per_warp, "p", plan.panel);
+  }
+  return "";
+}
+
+std::string EntryName(const AttentionSpec& spec, const KernelPlan& plan) {
+  return absl::StrCat(Piece(plan::FamilyName(plan.family)), "__", SpecName(spec), "__",
+                      PlanName(plan));
+}
+
+// ---- struct Params --------------------------------------------------------------------------
+
+struct Member {
+  std::string declaration;
+  std::string name;
+};
+
+// Bias terms are one array, declared by the first of them.
+Member MemberOf(const ParamSlot& slot, const AttentionSpec& spec) {
+  switch (slot.kind) {
+    case ParamSlotKind::kCore:
+      return {"abi::AttnFwdParams core", "core"};
+    case ParamSlotKind::kWindow:
+      return {"abi::WindowArgs window", "window"};
+    case ParamSlotKind::kVarlen:
+      return {"abi::VarlenArgs varlen", "varlen"};
+    case ParamSlotKind::kPageTable:
+      return {"abi::PageTableArgs page_table", "page_table"};
+    case ParamSlotKind::kAlibi:
+      return {"abi::AlibiArgs alibi", "alibi"};
+    case ParamSlotKind::kBias:
+      return {slot.index == 0 ? absl::StrCat("abi::BiasArgs bias[", spec.bias.size(), "]") : "",
+              absl::StrCat("bias[", slot.index, "]")};
+    case ParamSlotKind::kSoftcap:
+      return {"abi::SoftcapArgs softcap", "softcap"};
+    case ParamSlotKind::kSinks:
+      return {"abi::SinkArgs sinks", "sinks"};
+    case ParamSlotKind::kBlockMask:
+      return {"abi::BlockMaskArgs block_mask", "block_mask"};
+    case ParamSlotKind::kQScale:
+      return {"abi::ScaleArgs q_scale", "q_scale"};
+    case ParamSlotKind::kKScale:
+      return {"abi::ScaleArgs k_scale", "k_scale"};
+    case ParamSlotKind::kVScale:
+      return {"abi::ScaleArgs v_scale", "v_scale"};
+    case ParamSlotKind::kDropout:
+      return {"abi::DropoutArgs dropout", "dropout"};
+    case ParamSlotKind::kUserArray: {
+      const SnippetArray& array = spec.snippet_arrays[slot.index];
+      return {absl::StrCat("const ", Piece(SnippetTypeName(array.type)), "* user_", array.name),
+              absl::StrCat("user_", array.name)};
+    }
+    case ParamSlotKind::kUserScalar: {
+      // Every scalar takes 8 bytes.
+      const SnippetScalar& scalar = spec.snippet_scalars[slot.index];
+      return {
+          absl::StrCat("alignas(8) ", Piece(SnippetTypeName(scalar.type)), " user_", scalar.name),
+          absl::StrCat("user_", scalar.name)};
+    }
+  }
+  return {};
+}
+
+std::string ParamsText(const AttentionSpec& spec) {
+  const ParamLayout layout = MakeParamLayout(spec);
+  std::string members, asserts;
+  for (const ParamSlot& slot : layout.slots) {
+    const Member member = MemberOf(slot, spec);
+    if (!member.declaration.empty()) absl::StrAppend(&members, "  ", member.declaration, ";\n");
+    absl::StrAppend(&asserts, "static_assert(TILEWRIGHT_OFFSETOF(Params, ", member.name,
+                    ") == ", slot.offset, ");\n");
+  }
+  return absl::StrCat("struct Params {\n", members, "};\n",
+                      "// The host fills these bytes: src/emit/param_layout.cc.\n", asserts,
+                      "static_assert(sizeof(Params) == ", layout.size, ");\n");
+}
+
+// ---- struct Config --------------------------------------------------------------------------
+
+// A policy's type and the header that defines it.
+class Policies {
+ public:
+  explicit Policies(const AttentionSpec& spec) : spec_(spec) {
+    align_ = spec.align == MaskAlign::kTopLeft ? "Align::kTopLeft" : "Align::kBottomRight";
+    if (spec.softcap_before_bias) AddSoftcap();
+    AddBiases();
+    if (!spec.softcap_before_bias) AddSoftcap();
+    if (!spec.score_snippet.empty()) {
+      scores_.push_back("ScoreUser");
+      includes_.insert(std::string(kUserScoreHeader));
+    }
+    AddMasks();
+  }
+
+  // Every header that the Config of `spec` needs beside its family's.
+  const std::set<std::string>& includes() const { return includes_; }
+
+  void Write(ConfigWriter& config) const {
+    const auto choose = [](bool condition, std::string_view yes, std::string_view no) {
+      return condition ? yes : no;
+    };
+    config.Using("Lengths", choose(spec_.varlen, "LengthsVarlen", "LengthsUniform"))
+        .Using("KvRows", spec_.page_size != 0 ? absl::StrCat("KvRowsPaged<", spec_.page_size, ">")
+                                              : "KvRowsDense")
+        .Using("ScaleOfQ", choose(spec_.q_scale != ScaleKind::kNone, "ScaleQ", "ScaleNone"))
+        .Using("ScaleOfKv", choose(spec_.kv_scale != ScaleKind::kNone, "ScaleKv", "ScaleNone"))
+        .Chain("Score", "ScoreChain", scores_)
+        .Chain("Mask", "MaskChain", masks_)
+        .Using("Sink", choose(spec_.sinks, "SinkPerHead", "SinkNone"))
+        .Using("Dropout", choose(spec_.dropout != 0, "DropoutPhilox", "DropoutNone"))
+        .Using("Lse", LseType());
+  }
+
+ private:
+  void AddSoftcap() {
+    if (spec_.softcap == 0) return;
+    scores_.push_back("ScoreSoftcap");
+    includes_.insert("policy/score_softcap.cuh");
+  }
+
+  void AddBiases() {
+    for (size_t n = 0; n < spec_.bias.size(); ++n) {
+      includes_.insert("policy/bias_terms.cuh");
+      if (spec_.bias[n].type == ElementType::kBool) continue;  // AddMasks
+      scores_.push_back(
+          absl::StrCat("ScoreBias<", n, ", ", Piece(DeviceTypeName(spec_.bias[n].type)), ">"));
+    }
+    if (spec_.alibi) {
+      scores_.push_back(absl::StrCat("ScoreAlibi<", align_, ">"));
+      includes_.insert("policy/score_alibi.cuh");
+    }
+  }
+
+  // Cheap rules first: the chain stops at the first that excludes a key.
+  void AddMasks() {
+    if (const DiagonalMask diagonal = DiagonalMaskOf(spec_); diagonal != DiagonalMask::kNone) {
+      masks_.push_back(absl::StrCat(
+          diagonal == DiagonalMask::kCausal ? "MaskCausal<" : "MaskWindow<", align_, ">"));
+      includes_.insert("policy/mask_window.cuh");
+    }
+    if (spec_.block_mask_q != 0) {
+      masks_.push_back(
+          absl::StrCat("MaskBlock<", spec_.block_mask_q, ", ", spec_.block_mask_kv, ">"));
+      includes_.insert("policy/mask_block.cuh");
+    }
+    for (size_t n = 0; n < spec_.bias.size(); ++n) {
+      if (spec_.bias[n].type == ElementType::kBool)
+        masks_.push_back(absl::StrCat("MaskBias<", n, ">"));
+    }
+    if (!spec_.mask_snippet.empty()) {
+      masks_.push_back("MaskUser");
+      includes_.insert(std::string(kUserMaskHeader));
+    }
+  }
+
+  std::string LseType() const {
+    if (!spec_.lse) return "LseNone";
+    return absl::StrCat("LseStored<", spec_.lse_base == LseBase::kTwo ? "true" : "false", ", ",
+                        spec_.empty_lse == EmptyLse::kPlusInf ? "true" : "false", ">");
+  }
+
+  const AttentionSpec& spec_;
+  std::string align_;
+  std::vector<std::string> scores_;
+  std::vector<std::string> masks_;
+  std::set<std::string> includes_;
+};
+
+void WritePlan(const KernelPlan& plan, ConfigWriter& config) {
+  config.Int("kWarps", plan.warps).Int("kBlockM", plan.block_m).Int("kBlockN", plan.block_n);
+  switch (plan.family) {
+    case Family::kFwdSimple:
+      config.Int("kRowsPerWarp", plan.rows_per_warp).Int("kPanel", plan.panel);
+      break;
+  }
+}
+
+std::string ConfigText(const AttentionSpec& spec, const KernelPlan& plan,
+                       const Policies& policies) {
+  ConfigWriter config;
+  config.Section("spec")
+      .Using("Element", DeviceTypeName(spec.type))
+      .Using("KvElement", DeviceTypeName(spec::KvType(spec)))
+      .Using("OutElement", DeviceTypeName(spec::OutType(spec)))
+      .Int("kHeadDimQk", spec.dim_qk)
+      .Int("kHeadDimV", spec.dim_v)
+      .Int("kGroup", spec::GroupSize(spec))
+      .Bool("kStridedInnermost", spec.strided_innermost)
+      .Section(spec.exact ? "sizes, baked in" : "sizes; 0: from params")
+      .Int64("kBatch", spec.exact ? spec.batch : 0)
+      .Int64("kSeqlenQ", spec.exact ? spec.seqlen_q : 0)
+      .Int64("kSeqlenKv", spec.exact ? spec.seqlen_kv : 0)
+      .Section("plan");
+  WritePlan(plan, config);
+  config.Section("policies");
+  policies.Write(config);
+  return config.Finish("Config");
+}
+
+// ---- the translation unit -------------------------------------------------------------------
+
+struct FamilyText {
+  std::string_view header;
+  std::string_view scope;  // namespace with SharedStorage<Config> and Run<Config>(params)
+};
+
+FamilyText TextOf(Family family) {
+  switch (family) {
+    case Family::kFwdSimple:
+      return {.header = "family/attn_fwd_simple.cuh", .scope = "fwd_simple"};
+  }
+  return {};
+}
+
+// As it may stand in a comment of one line, between single quotes.
+std::string CommentText(std::string text) {
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < ' ') c = '?';
+  }
+  return text;
+}
+
+std::string HeaderComment(const AttentionSpec& spec, const KernelPlan& plan) {
+  return absl::StrCat("// Emitted by tilewright. Sizes in the line below are placeholders",
+                      spec.exact ? ", but batch and lengths" : "",
+                      ".\n// recreate: tilewright emit '", CommentText(spec::ToText(spec)),
+                      "' --plan '", CommentText(plan.ToString()), "'\n");
+}
+
+}  // namespace
+
+absl::StatusOr<artifact::KernelSource> EmitKernel(const AttentionSpec& full_spec,
+                                                  const KernelPlan& plan) {
+  if (full_spec.operation != Operation::kForward) {
+    return absl::UnimplementedError("operation = bwd: no family computes it");
+  }
+  // Nothing below sees the run-time sizes.
+  const AttentionSpec spec = CodeSpec(full_spec);
+  const FamilyText family = TextOf(plan.family);
+  const Policies policies(spec);
+
+  artifact::KernelSource source;
+  source.entry_name = EntryName(spec, plan);
+  source.unit_name = source.entry_name + ".cu";
+  if (!spec.score_snippet.empty()) source.generated_headers.push_back(UserScorePolicy(spec));
+  if (!spec.mask_snippet.empty()) source.generated_headers.push_back(UserMaskPolicy(spec));
+
+  std::string includes = absl::StrCat("#include \"", Piece(family.header), "\"\n");
+  for (const std::string& header : policies.includes()) {
+    absl::StrAppend(&includes, "#include \"", header, "\"\n");
+  }
+  source.text = absl::StrCat(
+      HeaderComment(spec, plan), includes, "\nnamespace tilewright {\n\n", ParamsText(spec), "\n",
+      ConfigText(spec, plan, policies), "static_assert(sizeof(", Piece(family.scope),
+      "::SharedStorage<Config>) == ", plan.smem_bytes,
+      ",\n              \"plan and kernel disagree on shared memory\");\n\n}  // namespace "
+      "tilewright\n\nextern \"C\" __global__ void __launch_bounds__(",
+      plan.threads(), ") ", source.entry_name,
+      "(\n    const __grid_constant__ tilewright::Params params) {\n  tilewright::",
+      Piece(family.scope), "::Run<tilewright::Config>(params);\n}\n");
+  return source;
+}
+
+}  // namespace tilewright::emit

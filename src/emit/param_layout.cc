@@ -1,0 +1,43 @@
+#include "emit/param_layout.h"
+
+#include "abi/attn_fwd_params.h"
+#include "abi/policy_args.h"
+#include "emit/code_spec.h"
+
+namespace tilewright::emit {
+
+ParamLayout MakeParamLayout(const AttentionSpec& spec) {
+  ParamLayout layout;
+  const auto add = [&layout](bool in_use, ParamSlotKind kind, size_t size, int index = 0) {
+    // Sizes and alignments are multiples of 8 and 8 (policy_args.h): offsets are prefix sums.
+    if (!in_use) return;
+    layout.slots.push_back(
+        {.kind = kind, .index = index, .offset = layout.size, .size = static_cast<int>(size)});
+    layout.size += static_cast<int>(size);
+  };
+  using Kind = ParamSlotKind;
+  add(true, Kind::kCore, sizeof(abi::AttnFwdParams));
+  add(DiagonalMaskOf(spec) == DiagonalMask::kWindow, Kind::kWindow, sizeof(abi::WindowArgs));
+  add(spec.varlen, Kind::kVarlen, sizeof(abi::VarlenArgs));
+  add(spec.page_size != 0, Kind::kPageTable, sizeof(abi::PageTableArgs));
+  add(spec.alibi, Kind::kAlibi, sizeof(abi::AlibiArgs));
+  for (size_t n = 0; n < spec.bias.size(); ++n) {
+    add(true, Kind::kBias, sizeof(abi::BiasArgs), static_cast<int>(n));
+  }
+  add(spec.softcap != 0, Kind::kSoftcap, sizeof(abi::SoftcapArgs));
+  add(spec.sinks, Kind::kSinks, sizeof(abi::SinkArgs));
+  add(spec.block_mask_q != 0, Kind::kBlockMask, sizeof(abi::BlockMaskArgs));
+  add(spec.q_scale != ScaleKind::kNone, Kind::kQScale, sizeof(abi::ScaleArgs));
+  add(spec.kv_scale != ScaleKind::kNone, Kind::kKScale, sizeof(abi::ScaleArgs));
+  add(spec.kv_scale != ScaleKind::kNone, Kind::kVScale, sizeof(abi::ScaleArgs));
+  add(spec.dropout != 0, Kind::kDropout, sizeof(abi::DropoutArgs));
+  for (size_t n = 0; n < spec.snippet_arrays.size(); ++n) {
+    add(true, Kind::kUserArray, sizeof(void*), static_cast<int>(n));
+  }
+  for (size_t n = 0; n < spec.snippet_scalars.size(); ++n) {
+    add(true, Kind::kUserScalar, sizeof(SnippetValue), static_cast<int>(n));
+  }
+  return layout;
+}
+
+}  // namespace tilewright::emit

@@ -1,0 +1,142 @@
+#include "emit/user_policy.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "emit/device_types.h"
+
+namespace tilewright::emit {
+namespace {
+
+// A user array or scalar must not meet the names of the function around it: those end in
+// underscores.
+constexpr char kArguments[] =
+    "const Problem& problem_, i64 i_, i64 j_,\n"
+    "      const Params& params_";
+
+absl::string_view Piece(std::string_view text) { return {text.data(), text.size()}; }
+
+bool IsWord(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+}
+
+// Where the comment or literal that begins at `at` ends; `at` when none does.
+size_t SkipNonCode(std::string_view text, size_t at) {
+  const std::string_view rest = text.substr(at);
+  if (rest.substr(0, 2) == "//") return std::min(text.find('\n', at), text.size());
+  if (rest.substr(0, 2) == "/*") {
+    const size_t end = text.find("*/", at + 2);
+    return end == std::string_view::npos ? text.size() : end + 2;
+  }
+  if (rest[0] != '"' && rest[0] != '\'') return at;
+  size_t end = at + 1;
+  while (end < text.size() && text[end] != rest[0]) end += text[end] == '\\' ? 2 : 1;
+  return std::min(end + 1, text.size());
+}
+
+// Names that the snippet may use, as locals. None must be used.
+std::string Locals(const AttentionSpec& spec) {
+  std::string text =
+      "    using int32_t [[maybe_unused]] = i32;\n"
+      "    using uint32_t [[maybe_unused]] = u32;\n"
+      "    using int64_t [[maybe_unused]] = i64;\n"
+      "    using uint64_t [[maybe_unused]] = u64;\n"
+      "    [[maybe_unused]] const i64 b = problem_.b, h = problem_.h, i = i_, j = j_;\n"
+      "    [[maybe_unused]] const i64 seqlen_q = problem_.seqlen_q;\n"
+      "    [[maybe_unused]] const i64 seqlen_kv = problem_.seqlen_kv;\n";
+  for (const SnippetArray& array : spec.snippet_arrays) {
+    absl::StrAppend(&text, "    [[maybe_unused]] const ", Piece(SnippetTypeName(array.type)),
+                    "* const ", array.name, " = params_.user_", array.name, ";\n");
+  }
+  for (const SnippetScalar& scalar : spec.snippet_scalars) {
+    absl::StrAppend(&text, "    [[maybe_unused]] const ", Piece(SnippetTypeName(scalar.type)), " ",
+                    scalar.name, " = params_.user_", scalar.name, ";\n");
+  }
+  return text;
+}
+
+// A file name as it may stand in a #line.
+std::string LineFileName(const Snippet& snippet, std::string_view default_name) {
+  if (snippet.file_name.empty()) return std::string(default_name);
+  std::string name = snippet.file_name;
+  for (char& c : name) {
+    if (static_cast<unsigned char>(c) < ' ') c = '?';
+  }
+  return absl::StrReplaceAll(name, {{"\\", "\\\\"}, {"\"", "\\\""}});
+}
+
+// Appends the snippet, which sees the locals and may shadow them, returning `type`.
+void AppendSnippet(const Snippet& snippet, std::string_view default_name, std::string_view type,
+                   std::string_view header_name, std::string* text) {
+  const bool body = IsFunctionBody(snippet.text);
+  absl::StrAppend(text,
+                  body ? "    {\n" : absl::StrCat("    return static_cast<", Piece(type), ">(\n"));
+  absl::StrAppend(text, "#line 1 \"", LineFileName(snippet, default_name), "\"\n", snippet.text,
+                  "\n");
+  // Back to this file's own lines; the #line names the one after itself.
+  const auto lines = std::count(text->begin(), text->end(), '\n') + 2;
+  absl::StrAppend(text, "#line ", lines, " \"", Piece(header_name), "\"\n",
+                  body ? "    }\n" : "    );\n");
+}
+
+}  // namespace
+
+bool IsFunctionBody(std::string_view text) {
+  size_t at = 0;
+  while (at < text.size()) {
+    if (const size_t end = SkipNonCode(text, at); end != at) {
+      at = end;
+    } else if (IsWord(text[at])) {
+      const size_t begin = at;
+      while (at < text.size() && IsWord(text[at])) ++at;
+      if (text.substr(begin, at - begin) == "return") return true;
+    } else {
+      ++at;
+    }
+  }
+  return false;
+}
+
+artifact::SourceFile UserScorePolicy(const AttentionSpec& spec) {
+  std::string text = absl::StrCat(
+      "// The caller's score rule.\n"
+      "#ifndef TILEWRIGHT_USER_SCORE_MOD_CUH_\n"
+      "#define TILEWRIGHT_USER_SCORE_MOD_CUH_\n\n"
+      "#include \"core/convert.cuh\"\n"
+      "#include \"policy/score_chain.cuh\"\n\n"
+      "namespace tilewright {\n\n"
+      "struct ScoreUser {\n"
+      "  template <class Scalar, class Params>\n"
+      "  TILEWRIGHT_HOST_DEVICE static Scalar Apply(\n"
+      "      [[maybe_unused]] Scalar score, ",
+      kArguments, ") {\n", Locals(spec));
+  AppendSnippet(spec.score_snippet, "score_snippet", "Scalar", kUserScoreHeader, &text);
+  absl::StrAppend(&text,
+                  "  }\n};\n\n}  // namespace tilewright\n\n"
+                  "#endif  // TILEWRIGHT_USER_SCORE_MOD_CUH_\n");
+  return {.name = std::string(kUserScoreHeader), .text = std::move(text)};
+}
+
+artifact::SourceFile UserMaskPolicy(const AttentionSpec& spec) {
+  std::string text = absl::StrCat(
+      "// The caller's mask rule.\n"
+      "#ifndef TILEWRIGHT_USER_MASK_MOD_CUH_\n"
+      "#define TILEWRIGHT_USER_MASK_MOD_CUH_\n\n"
+      "#include \"core/convert.cuh\"\n"
+      "#include \"policy/mask_chain.cuh\"\n\n"
+      "namespace tilewright {\n\n"
+      "struct MaskUser : MaskElementwise {\n"
+      "  template <class Params>\n"
+      "  TILEWRIGHT_HOST_DEVICE static bool Keep(\n"
+      "      ",
+      kArguments, ") {\n", Locals(spec));
+  AppendSnippet(spec.mask_snippet, "mask_snippet", "bool", kUserMaskHeader, &text);
+  absl::StrAppend(&text,
+                  "  }\n};\n\n}  // namespace tilewright\n\n"
+                  "#endif  // TILEWRIGHT_USER_MASK_MOD_CUH_\n");
+  return {.name = std::string(kUserMaskHeader), .text = std::move(text)};
+}
+
+}  // namespace tilewright::emit
