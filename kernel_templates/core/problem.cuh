@@ -4,6 +4,7 @@
 #define TILEWRIGHT_CORE_PROBLEM_CUH_
 
 #include "abi/attn_fwd_params.h"
+#include "abi/policy_args.h"
 #include "core/math.cuh"
 #include "core/types.cuh"
 

@@ -322,11 +322,13 @@ absl::StatusOr<artifact::KernelSource> EmitKernel(const AttentionSpec& full_spec
       HeaderComment(spec, plan), includes, "\nnamespace tilewright {\n\n", ParamsText(spec), "\n",
       ConfigText(spec, plan, policies), "static_assert(sizeof(", Piece(family.scope),
       "::SharedStorage<Config>) == ", plan.smem_bytes,
-      ",\n              \"plan and kernel disagree on shared memory\");\n\n}  // namespace "
-      "tilewright\n\nextern \"C\" __global__ void __launch_bounds__(",
-      plan.threads(), ") ", source.entry_name,
-      "(\n    const __grid_constant__ tilewright::Params params) {\n  tilewright::",
-      Piece(family.scope), "::Run<tilewright::Config>(params);\n}\n");
+      ",\n              \"plan and kernel disagree on shared memory\");\n\n"
+      "}  // namespace tilewright\n\n"
+      // At least one block per SM: without it ptxas spills to make room for more.
+      "extern \"C\" __global__ void __launch_bounds__(",
+      plan.threads(), ", 1)\n", source.entry_name,
+      "(const __grid_constant__ tilewright::Params params) {\n  tilewright::", Piece(family.scope),
+      "::Run<tilewright::Config>(params);\n}\n");
   return source;
 }
 
