@@ -13,9 +13,9 @@
 #define TILEWRIGHT_HOST_DEVICE inline
 #endif
 
-// offsetof. NVRTC has neither <cstddef> nor the builtin behind it, but the intrinsic of its front
-// end, which nvcc shares.
-#ifdef __CUDACC__
+// offsetof. NVRTC has neither <cstddef> nor the builtin behind it, only what its front end makes of
+// that builtin.
+#ifdef __CUDACC_RTC__
 #define TILEWRIGHT_OFFSETOF(type, member) __INTADDR__(&((type*)0)->member)
 #else
 #define TILEWRIGHT_OFFSETOF(type, member) __builtin_offsetof(type, member)

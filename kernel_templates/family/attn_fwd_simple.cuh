@@ -183,6 +183,8 @@ __device__ void AccumulateV(RowState<Config>& state, const float (&weights)[Conf
 #pragma unroll
   for (int first = 0; first < kColumns; first += kPanelColumns) {
     LoadPanel<Config, Operand::kV>(shared, problem, kv_begin, first * 32, params);
+    // Twice: unrolled whole, this loop takes most of the time of a compile.
+#pragma unroll 2
     for (int key = 0; key < Config::kBlockN; ++key) {
 #pragma unroll
       for (int r = 0; r < Config::kRowsPerWarp; ++r) {
