@@ -46,17 +46,31 @@ struct EntryInfo {
   std::string path;     // empty in memory
 };
 
-// Counters of one store; they only grow.
+// Counters of one store since it was opened; they only grow, but `entries` and `bytes`.
 struct StoreStats {
   int64_t hits = 0;
+  int64_t memory_hits = 0;  // hits of a layered store, by layer; 0 in its layers themselves
+  int64_t pack_hits = 0;
+  int64_t disk_hits = 0;
+
   int64_t misses = 0;
-  int64_t corrupt = 0;  // entries that failed verification and were moved aside
-  int64_t foreign = 0;  // refused: owner, mode, link, not a regular file
+  int64_t absent = 0;            // misses by reason: there is no such entry,
+  int64_t corrupt = 0;           // it failed verification and was moved aside,
+  int64_t foreign = 0;           // it was refused: owner, mode, link, not a regular file,
+  int64_t manifest_differs = 0;  // it is of another manifest or another compiler,
+  int64_t unreadable = 0;        // the file system answered with an error
+
   int64_t publishes = 0;
+  double publish_ms = 0;
   int64_t publish_failures = 0;
   int64_t evictions = 0;
+  int64_t lock_waits = 0;  // locks that were not free at once
+  double lock_wait_ms = 0;
+  int64_t lock_timeouts = 0;
+  int64_t warnings_suppressed = 0;  // repeated warnings that were counted and not logged
+
   int64_t entries = 0;  // present now
-  int64_t bytes = 0;    // present now
+  int64_t bytes = 0;    // present now, on disk: of allocated blocks
 };
 
 // Thread-safe, and safe among processes. No method ever throws.
@@ -65,19 +79,21 @@ class ArtifactStore {
   virtual ~ArtifactStore() = default;
 
   // The verified entry whose manifest equals `manifest` byte for byte, or NotFound whose message
-  // says why it is a miss ("absent", "corrupt: ...", "foreign: ...", "manifest differs"). Never
-  // another error.
+  // says why it is a miss ("absent", "corrupt: ...", "foreign: ...", "manifest differs", "variant
+  // differs", "unreadable: ..."). Never another error.
   virtual absl::StatusOr<Entry> Get(const EntryKey& key, std::string_view manifest) = 0;
 
   // Publishes atomically. Losing a race against an equal entry is success. A failure leaves nothing
   // visible behind.
   virtual absl::Status Put(const Entry& entry) = 0;
 
+  // Also OK when there was no such entry.
   virtual absl::Status Remove(const Digest& digest, std::string_view variant_hex) = 0;
   // In ascending order of digest.
   virtual absl::StatusOr<std::vector<EntryInfo>> List() = 0;
   // The entry itself, verified, for `cache show`. NotFound or DataLoss.
   virtual absl::StatusOr<Entry> Read(const EntryInfo& info) = 0;
+  // Looks at every file to count `entries` and `bytes`: for people, not for a hot path.
   virtual StoreStats Stats() = 0;
 
   // Excludes other processes of this host that are about to produce the same key, for at most

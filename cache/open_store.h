@@ -2,12 +2,14 @@
 #ifndef TILEWRIGHT_CACHE_OPEN_STORE_H_
 #define TILEWRIGHT_CACHE_OPEN_STORE_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/log.h"
 #include "cache/artifact_store.h"
+#include "cache/disk_store.h"
 
 namespace tilewright::cache {
 
@@ -16,7 +18,8 @@ struct StoreOptions {
   std::vector<std::string> packs;  // read-only, searched first
   bool read_only = false;
   bool in_memory = false;
-  int64_t max_bytes = 0;  // 0: no limit
+  int64_t max_bytes = 0;      // of the user's store on disk; 0: no limit
+  bool group_shared = false;  // RuntimeOptions::cache_group_shared
 };
 
 // Where the user's store lies and how that was decided; `directory` is empty for memory only.
@@ -29,7 +32,12 @@ struct StoreLocation {
 struct OpenedStore {
   std::unique_ptr<ArtifactStore> store;
   StoreLocation location;
+  // The user's store inside `store`, for `cache gc` and `cache clear`; nullptr for memory only.
+  DiskStore* disk = nullptr;
 };
+
+// Where the user's store would lie, by the options and the environment alone: nothing is opened.
+StoreLocation LocateStore(const StoreOptions& options);
 
 // Never fails: what cannot be used is logged once and left out; at worst the store is in memory.
 OpenedStore OpenStore(const StoreOptions& options, const Logger& logger);

@@ -1,0 +1,52 @@
+// Memory over read-only packs over the user's directory.
+#ifndef TILEWRIGHT_CACHE_LAYERED_STORE_H_
+#define TILEWRIGHT_CACHE_LAYERED_STORE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "base/mutex.h"
+#include "cache/artifact_store.h"
+#include "cache/disk_store.h"
+#include "cache/memory_store.h"
+
+namespace tilewright::cache {
+
+class LayeredStore : public ArtifactStore {
+ public:
+  // `memory` must not be null; `user` may be: then the store lives in memory. Entries that were
+  // found below are kept in memory, and published ones too, so that a store that cannot be written
+  // still serves its own process.
+  LayeredStore(std::unique_ptr<MemoryStore> memory, std::vector<std::unique_ptr<DiskStore>> packs,
+               std::unique_ptr<DiskStore> user);
+
+  absl::StatusOr<Entry> Get(const EntryKey& key, std::string_view manifest) override;
+  absl::Status Put(const Entry& entry) override;
+  // A pack cannot be changed; its entry is passed over from now on by this store.
+  absl::Status Remove(const Digest& digest, std::string_view variant_hex) override;
+  // Entries of all packs and of the user's directory, and those that are in memory only.
+  absl::StatusOr<std::vector<EntryInfo>> List() override;
+  absl::StatusOr<Entry> Read(const EntryInfo& info) override;
+  StoreStats Stats() override;
+  std::unique_ptr<KeyLock> Lock(const Digest& digest, int timeout_ms) override;
+
+ private:
+  bool IsRemoved(const Digest& digest, const std::string& variant);
+
+  const std::unique_ptr<MemoryStore> memory_;
+  const std::vector<std::unique_ptr<DiskStore>> packs_;
+  const std::unique_ptr<DiskStore> user_;
+
+  Mutex mutex_;
+  absl::flat_hash_set<std::pair<Digest, std::string>> removed_ ABSL_GUARDED_BY(mutex_);
+  StoreStats stats_ ABSL_GUARDED_BY(mutex_);  // what only this layer knows
+};
+
+}  // namespace tilewright::cache
+
+#endif  // TILEWRIGHT_CACHE_LAYERED_STORE_H_
