@@ -137,6 +137,8 @@ class RowScorer {
   Real Score(int64_t j, Real dot, ScoreSlopes<Real>* slopes) const {
     return Evaluate(j, dot, slopes);
   }
+  // What the dot products are multiplied by.
+  Real scale() const { return scale_; }
   // -|i + off - j|.
   Real AlibiDistance(int64_t j) const;
 

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "reference/element.h"
+#include "reference/linear.h"
 #include "reference/parallel.h"
 #include "reference/problem.h"
 
@@ -68,29 +69,6 @@ struct RowGroup {
   int64_t h_kv;
   absl::Span<const int64_t> rows;
 };
-
-// sums[n] += sum over d of x[d] * columns[d * stride + n]; columns are summed in the order of d,
-// four at a time to spare passes over `sums`.
-template <typename Real>
-void AddWeightedColumns(const Real* x, int64_t count_d, const Real* columns, int64_t stride,
-                        int64_t count, Real* __restrict sums) {
-  int64_t d = 0;
-  for (; d + 4 <= count_d; d += 4) {
-    const Real x0 = x[d], x1 = x[d + 1], x2 = x[d + 2], x3 = x[d + 3];
-    const Real* c0 = columns + d * stride;
-    const Real* c1 = c0 + stride;
-    const Real* c2 = c1 + stride;
-    const Real* c3 = c2 + stride;
-    for (int64_t n = 0; n < count; ++n) {
-      sums[n] = (((sums[n] + x0 * c0[n]) + x1 * c1[n]) + x2 * c2[n]) + x3 * c3[n];
-    }
-  }
-  for (; d < count_d; ++d) {
-    const Real x0 = x[d];
-    const Real* c0 = columns + d * stride;
-    for (int64_t n = 0; n < count; ++n) sums[n] += x0 * c0[n];
-  }
-}
 
 // One task of the forward: scores of all rows, softmax, then the weighted sum of the values. Each
 // row's result depends on that row alone, not on the other rows of the task.
@@ -203,13 +181,11 @@ class GroupForward {
       problem_.LoadValues(sequence_, group_.h_kv, block, values.data(), dim, 1);
       for (size_t r = 0; r < scorers_.size(); ++r) {
         if (!softmax[r].any_key) continue;
-        Real* __restrict sum = sums.data() + r * dim;
         const KeyRange keys = Overlap(r, block);
         for (int64_t j = keys.begin; j < keys.end; ++j) {
           if (!Keep(r)[j - span_.begin]) continue;
-          const Real weight = Scores(r)[j - span_.begin];
-          const Real* value = values.data() + (j - block.begin) * dim;
-          for (int64_t d = 0; d < dim; ++d) sum[d] += weight * value[d];
+          AddScaled(Scores(r)[j - span_.begin], values.data() + (j - block.begin) * dim, dim,
+                    sums.data() + r * dim);
         }
       }
     });
