@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "plan/kernel_plan.h"
 #include "plan/planner.h"
 #include "tilewright/attention.h"
@@ -21,6 +23,17 @@ struct FamilyAnswer {
 };
 
 using FamilyPlanner = FamilyAnswer (*)(const PlanRequest& request);
+
+// One family in the order of asking. `last_resort`: slower than another family wherever that one
+// serves, so it comes last and is used only with allow_fallback.
+struct FamilyRow {
+  Family family;
+  bool last_resort;
+  FamilyPlanner plan;
+};
+
+// Best() over a table of families; Best itself uses the one in planner.cc.
+absl::StatusOr<Decision> BestOf(absl::Span<const FamilyRow> families, const PlanRequest& request);
 
 // Bytes of dynamic shared memory of attn_fwd_simple: sizeof(SharedStorage<Config>) of
 // kernel_templates/family/attn_fwd_simple.cuh, which the emitted source asserts. Q is whole, as

@@ -9,14 +9,6 @@
 namespace tilewright::plan {
 namespace {
 
-// In the order in which they are asked. `last_resort`: slower than another family wherever that one
-// serves, so it is asked last, and only with allow_fallback.
-struct FamilyRow {
-  Family family;
-  bool last_resort;
-  FamilyPlanner plan;
-};
-
 constexpr FamilyRow kFamilies[] = {
     {Family::kFwdSimple, /*last_resort=*/true, PlanFwdSimple},
 };
@@ -25,7 +17,7 @@ std::string Name(Family family) { return std::string(FamilyName(family)); }
 
 }  // namespace
 
-absl::StatusOr<Decision> Best(const PlanRequest& request) {
+absl::StatusOr<Decision> BestOf(absl::Span<const FamilyRow> families, const PlanRequest& request) {
   Decision decision;
   std::string reasons;
   std::string nearest;
@@ -33,11 +25,11 @@ absl::StatusOr<Decision> Best(const PlanRequest& request) {
   const auto add_reason = [&reasons](Family family, const std::string& reason) {
     absl::StrAppend(&reasons, reasons.empty() ? "" : "; ", Name(family), ": ", reason);
   };
-  for (const FamilyRow& row : kFamilies) {
+  for (const FamilyRow& row : families) {
     FamilyAnswer answer = row.plan(request);
     if (!answer.plans.empty() && row.last_resort && !request.allow_fallback) {
       add_reason(row.family, "is the family of last resort and allow_fallback is off");
-      nearest = "this one with allow_fallback";
+      if (nearest.empty()) nearest = "this one with allow_fallback";
       continue;
     }
     if (!answer.refusal.empty()) decision.refusals.push_back({row.family, answer.refusal});
@@ -61,5 +53,7 @@ absl::StatusOr<Decision> Best(const PlanRequest& request) {
                    std::string(request.traits.target), " (", reasons, ")",
                    nearest.empty() ? "" : absl::StrCat("; the nearest served spec is ", nearest)));
 }
+
+absl::StatusOr<Decision> Best(const PlanRequest& request) { return BestOf(kFamilies, request); }
 
 }  // namespace tilewright::plan

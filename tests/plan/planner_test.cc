@@ -1,0 +1,123 @@
+#include "plan/planner.h"
+
+#include <string>
+
+#include "arch/arch_traits.h"
+#include "arch/board_profile.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "plan/family_planner.h"
+#include "spec/canonical.h"
+
+namespace tilewright::plan {
+namespace {
+
+using ::testing::HasSubstr;
+
+absl::StatusOr<Decision> BestFor(std::string_view text, std::string_view target = "sm_90a",
+                                 bool allow_fallback = true) {
+  const AttentionSpec spec = spec::Canonicalise(spec::ParseSpec(text).value());
+  const arch::ArchTraits traits = arch::FindArchTraits(target).value();
+  const arch::BoardProfile board = arch::DefaultBoardProfile(target).value();
+  return Best({spec, traits, board, allow_fallback});
+}
+
+TEST(PlannerTest, DecisionIsComplete) {
+  const Decision decision = BestFor("fwd bf16 b=2 h=32/8 s=4096 d=128 causal lse").value();
+  ASSERT_FALSE(decision.candidates.empty());
+  EXPECT_EQ(decision.plan, decision.candidates.front());
+  EXPECT_EQ(decision.plan.target, "sm_90a");
+  EXPECT_THAT(decision.why, HasSubstr("attn_fwd_simple"));
+  EXPECT_THAT(decision.why, HasSubstr("NVIDIA H200"));
+  EXPECT_TRUE(decision.refusals.empty());
+}
+
+TEST(PlannerTest, TheOnlyFamilyIsNoFallback) {
+  EXPECT_FALSE(BestFor("fwd bf16 b=2 h=32/8 s=4096 d=128").value().fallback);
+}
+
+TEST(PlannerTest, IsDeterministic) {
+  EXPECT_EQ(BestFor("fwd bf16 b=2 h=32/8 s=4096 d=128").value().plan,
+            BestFor("fwd bf16 b=2 h=32/8 s=4096 d=128").value().plan);
+}
+
+TEST(PlannerTest, WithoutFallbackTheFamilyOfLastResortIsNotUsed) {
+  const absl::Status status =
+      BestFor("fwd bf16 b=2 h=32/8 s=4096 d=128", "sm_90a", /*allow_fallback=*/false).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("fwd bf16 b=2 h=32/8 s=4096/4096 d=128/128 on sm_90a"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("allow_fallback is off"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("the nearest served spec is this one with allow_fallback"));
+}
+
+TEST(PlannerTest, BackwardNamesTheForward) {
+  const absl::Status status = BestFor("bwd bf16 b=2 h=4 s=64 d=128 causal").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("operation = bwd: only the forward is served"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("nearest served spec is fwd bf16 b=2 h=4/4 s=64/64 d=128/128 causal"));
+}
+
+TEST(PlannerTest, LargeDimsNameTheLargestServed) {
+  const absl::Status status = BestFor("fwd bf16 h=4 s=64 d=20000/5000").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("dim_v = 5000: must be at most 4096, a row's output is kept"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("dim_qk = 20000: must be at most 13472 on sm_90a"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("s=64/64 d=13472/4096"));
+}
+
+// A faster family, for the rule of falling back, that takes head dim 64 only.
+FamilyAnswer PlanOnly64(const PlanRequest& request) {
+  FamilyAnswer answer;
+  if (request.spec.dim_qk == 64) {
+    answer.plans = {KernelPlan{.target = std::string(request.traits.target), .block_m = 64}};
+    answer.why = "dim is 64";
+  } else {
+    answer.refusal = "dim is not 64";
+    answer.nearest = request.spec;
+    answer.nearest->dim_qk = answer.nearest->dim_v = 64;
+  }
+  return answer;
+}
+
+absl::StatusOr<Decision> BestOfTwo(std::string_view text, bool allow_fallback) {
+  static constexpr FamilyRow kTwo[] = {{Family::kFwdSimple, false, PlanOnly64},
+                                       {Family::kFwdSimple, true, PlanFwdSimple}};
+  const AttentionSpec spec = spec::ParseSpec(text).value();
+  const arch::ArchTraits traits = arch::FindArchTraits("sm_90a").value();
+  const arch::BoardProfile board = arch::DefaultBoardProfile("sm_90a").value();
+  return BestOf(kTwo, {spec, traits, board, allow_fallback});
+}
+
+TEST(PlannerTest, TheFirstFamilyThatServesIsTaken) {
+  for (bool allow_fallback : {false, true}) {
+    const Decision decision = BestOfTwo("fwd bf16 s=128 d=64", allow_fallback).value();
+    EXPECT_EQ(decision.plan.block_m, 64);
+    EXPECT_FALSE(decision.fallback);
+    EXPECT_TRUE(decision.refusals.empty());
+  }
+}
+
+TEST(PlannerTest, FallsBackWhereTheFasterFamilyRefuses) {
+  const Decision decision = BestOfTwo("fwd bf16 s=128 d=72", true).value();
+  EXPECT_TRUE(decision.fallback);
+  EXPECT_EQ(decision.plan.warps, 4);
+  ASSERT_EQ(decision.refusals.size(), 1);
+  EXPECT_EQ(decision.refusals[0].reason, "dim is not 64");
+}
+
+TEST(PlannerTest, WithoutFallbackNamesWhatTheFasterFamilyServes) {
+  const absl::Status status = BestOfTwo("fwd bf16 s=128 d=72", false).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("dim is not 64"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("nearest served spec is fwd bf16 b=1 h=1/1 s=128/128 d=64/64"));
+}
+
+}  // namespace
+}  // namespace tilewright::plan
