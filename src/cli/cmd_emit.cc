@@ -1,0 +1,116 @@
+// tilewright emit: the translation unit that would be compiled.
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "cli/attention_run.h"
+#include "cli/command.h"
+#include "cli/spec_arguments.h"
+#include "cli/toolchain.h"
+#include "compile/nvrtc_compiler.h"
+#include "emit/emit_kernel.h"
+#include "spec/canonical.h"
+
+namespace tilewright::cli {
+namespace {
+
+struct EmitOptions {
+  std::vector<std::string> spec;
+  std::string target = kDefaultTarget;
+  std::string out;
+};
+
+absl::Status WriteFile(const std::filesystem::path& path, const std::string& text) {
+  std::error_code error;
+  std::filesystem::create_directories(path.parent_path(), error);
+  if (!error) {
+    std::ofstream file(path, std::ios::binary);
+    file << text;
+    if (file.flush()) return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(path.string(), ": cannot write"));
+}
+
+// The unit, its generated headers and the templates, so that nvcc needs nothing but -I DIR.
+absl::Status WriteAll(const std::string& directory, const artifact::KernelSource& source,
+                      const emit::TemplateBundle& bundle) {
+  const std::filesystem::path root(directory);
+  TILEWRIGHT_RETURN_IF_ERROR(WriteFile(root / source.unit_name, source.text));
+  for (const artifact::SourceFile& file : source.generated_headers) {
+    TILEWRIGHT_RETURN_IF_ERROR(WriteFile(root / file.name, file.text));
+  }
+  for (const artifact::SourceFile& file : bundle.files) {
+    TILEWRIGHT_RETURN_IF_ERROR(WriteFile(root / file.name, file.text));
+  }
+  return absl::OkStatus();
+}
+
+int Emit(const EmitOptions& options, const Console& console) {
+  constexpr char kCommand[] = "emit";
+  absl::StatusOr<std::string> text = JoinSpec(options.spec);
+  if (!text.ok()) return console.Fail(kCommand, text.status(), kExitUsage);
+  absl::StatusOr<AttentionSpec> spec = ReadSpec(*text);
+  if (!spec.ok()) return console.Fail(kCommand, spec.status(), kExitUsage);
+  absl::StatusOr<std::unique_ptr<Toolchain>> tools = Toolchain::Open();
+  if (!tools.ok()) return console.Fail(kCommand, tools.status());
+  const absl::StatusOr<plan::Decision> decision =
+      PlanForTarget(*spec, options.target, (*tools)->options().allow_fallback);
+  if (!decision.ok()) return console.Fail(kCommand, decision.status());
+  const absl::StatusOr<artifact::KernelSource> source = emit::EmitKernel(*spec, decision->plan);
+  if (!source.ok()) return console.Fail(kCommand, source.status());
+
+  std::string command;
+  if (!options.out.empty()) {
+    const absl::Status written = WriteAll(options.out, *source, (*tools)->bundle());
+    if (!written.ok()) return console.Fail(kCommand, written);
+    command = absl::StrCat("nvcc -std=c++20 -arch=", decision->plan.target, " -cubin -I ",
+                           options.out, " ", options.out, "/", source->unit_name);
+  }
+  if (console.json) {
+    Json headers = Json::object();
+    for (const artifact::SourceFile& file : source->generated_headers) {
+      headers[file.name] = file.text;
+    }
+    Json result = {
+        {"command", kCommand},
+        {"ok", true},
+        {"spec", spec::ToText(*spec)},
+        {"plan", DecisionJson(*decision)},
+        {"entry", source->entry_name},
+        {"unit", source->unit_name},
+        {"source", source->text},
+        {"generated_headers", headers},
+        {"options", compile::CompileOptions(decision->plan.target, (*tools)->options().lineinfo)}};
+    if (!options.out.empty()) {
+      result["directory"] = options.out;
+      result["compile_with"] = command;
+    }
+    console.Print(result);
+  } else if (options.out.empty()) {
+    console.out << source->text;
+  } else {
+    console.out << options.out << ": " << source->unit_name << " and what it includes\n"
+                << command << "\n";
+  }
+  return kExitFine;
+}
+
+}  // namespace
+
+void AddEmitCommand(CLI::App& app, Chosen& chosen) {
+  auto options = std::make_shared<EmitOptions>();
+  CLI::App* command = app.add_subcommand("emit", "Print the CUDA source for a spec");
+  command->add_option("SPEC", options->spec, "The spec, in words")->required();
+  command->add_option("--arch", options->target, "Target, such as sm_80")->capture_default_str();
+  command->add_option("--out", options->out,
+                      "Write the source and all that it includes to this directory");
+  command->callback([options, &chosen] {
+    chosen = [options](const Console& console) { return Emit(*options, console); };
+  });
+}
+
+}  // namespace tilewright::cli

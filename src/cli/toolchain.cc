@@ -1,0 +1,56 @@
+#include "cli/toolchain.h"
+
+#include <utility>
+
+#include "base/status_macros.h"
+
+namespace tilewright::cli {
+
+Toolchain::Toolchain(RuntimeOptions options)
+    : options_(std::move(options)), logger_(options_.log_level, options_.log_sink) {}
+
+absl::StatusOr<std::unique_ptr<Toolchain>> Toolchain::Open() {
+  TILEWRIGHT_ASSIGN_OR_RETURN(RuntimeOptions options, RuntimeOptions::FromEnvironment());
+  std::unique_ptr<Toolchain> tools(new Toolchain(std::move(options)));
+  const RuntimeOptions& chosen = tools->options_;
+  tools->bundle_ = &emit::EmbeddedTemplates();
+  if (!chosen.template_dir.empty()) {
+    TILEWRIGHT_ASSIGN_OR_RETURN(tools->own_bundle_, emit::ReadTemplates(chosen.template_dir));
+    tools->bundle_ = &tools->own_bundle_;
+  }
+  cache::StoreOptions store;
+  store.directory = chosen.cache_dir;
+  store.packs = chosen.cache_packs;
+  store.read_only = chosen.cache_read_only;
+  store.in_memory = chosen.cache_in_memory;
+  store.max_bytes = chosen.cache_max_bytes;
+  tools->store_ = cache::OpenStore(store, tools->logger_);
+  tools->compiler_ =
+      std::make_unique<compile::NvrtcCompiler>(compile::NvrtcCompiler::Options{chosen.nvrtc_path});
+  build::BuilderOptions builder;
+  builder.lineinfo = chosen.lineinfo;
+  builder.frozen = chosen.tune_policy == TunePolicy::kFrozen;
+  builder.lock_timeout_ms = chosen.lock_timeout_ms;
+  tools->builder_ = std::make_unique<build::KernelBuilder>(
+      tools->bundle_, tools->store_.store.get(), tools->compiler_.get(), &tools->logger_, builder);
+  return tools;
+}
+
+std::unique_ptr<build::KernelBuilder> Toolchain::LookupBuilder() {
+  build::BuilderOptions frozen;
+  frozen.lineinfo = options_.lineinfo;
+  frozen.frozen = true;
+  frozen.lock_timeout_ms = options_.lock_timeout_ms;
+  return std::make_unique<build::KernelBuilder>(bundle_, store_.store.get(), compiler_.get(),
+                                                &logger_, frozen);
+}
+
+absl::StatusOr<plan::Decision> PlanForTarget(const AttentionSpec& spec, const std::string& target,
+                                             bool allow_fallback) {
+  TILEWRIGHT_ASSIGN_OR_RETURN(const arch::ArchTraits traits, arch::FindArchTraits(target));
+  TILEWRIGHT_ASSIGN_OR_RETURN(const arch::BoardProfile board,
+                              arch::DefaultBoardProfile(traits.target));
+  return plan::Best({spec, traits, board, allow_fallback});
+}
+
+}  // namespace tilewright::cli

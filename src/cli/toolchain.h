@@ -1,0 +1,59 @@
+// Everything between a spec and a stored kernel, set up from the environment: options, log,
+// templates, store, compiler, builder. Needs neither a GPU nor NVRTC until something must compile.
+#ifndef TILEWRIGHT_CLI_TOOLCHAIN_H_
+#define TILEWRIGHT_CLI_TOOLCHAIN_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "arch/arch_traits.h"
+#include "base/log.h"
+#include "build/kernel_builder.h"
+#include "cache/open_store.h"
+#include "compile/nvrtc_compiler.h"
+#include "emit/template_bundle.h"
+#include "plan/planner.h"
+#include "tilewright/options.h"
+
+namespace tilewright::cli {
+
+// The target that commands assume without --arch on a machine without a GPU.
+inline constexpr char kDefaultTarget[] = "sm_90a";
+
+class Toolchain {
+ public:
+  // InvalidArgument for an environment variable that does not parse; NotFound for an empty
+  // TILEWRIGHT_TEMPLATE_DIR.
+  static absl::StatusOr<std::unique_ptr<Toolchain>> Open();
+
+  const RuntimeOptions& options() const { return options_; }
+  const Logger& logger() const { return logger_; }
+  const emit::TemplateBundle& bundle() const { return *bundle_; }
+  cache::ArtifactStore& store() { return *store_.store; }
+  const cache::StoreLocation& location() const { return store_.location; }
+  const compile::NvrtcCompiler& compiler() const { return *compiler_; }
+  build::KernelBuilder& builder() { return *builder_; }
+
+  // A builder that never compiles: what is stored, or FailedPrecondition.
+  std::unique_ptr<build::KernelBuilder> LookupBuilder();
+
+ private:
+  explicit Toolchain(RuntimeOptions options);
+
+  RuntimeOptions options_;
+  Logger logger_;
+  emit::TemplateBundle own_bundle_;  // of TILEWRIGHT_TEMPLATE_DIR
+  const emit::TemplateBundle* bundle_ = nullptr;
+  cache::OpenedStore store_;
+  std::unique_ptr<compile::NvrtcCompiler> compiler_;
+  std::unique_ptr<build::KernelBuilder> builder_;
+};
+
+// The plan for `spec` on a target with the board that is assumed for it.
+absl::StatusOr<plan::Decision> PlanForTarget(const AttentionSpec& spec, const std::string& target,
+                                             bool allow_fallback);
+
+}  // namespace tilewright::cli
+
+#endif  // TILEWRIGHT_CLI_TOOLCHAIN_H_
