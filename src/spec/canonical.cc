@@ -529,6 +529,12 @@ struct HashedSpec {
 
 }  // namespace
 
+std::vector<std::string_view> SpecWords() {
+  std::vector<std::string_view> keys;
+  for (const Word& word : Words()) keys.push_back(word.key);
+  return keys;
+}
+
 std::string_view ElementTypeName(ElementType type) {
   for (const auto& entry : kElementTypes) {
     if (entry.value == type) return entry.name;

@@ -12,6 +12,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "tilewright/attention.h"
@@ -35,6 +36,10 @@ using SnippetReader = std::function<absl::StatusOr<std::string>(std::string_view
 // validated, not canonicalised: ParseSpec(ToText(spec)) == spec for every valid spec.
 absl::StatusOr<AttentionSpec> ParseSpec(std::string_view text,
                                         const SnippetReader& read_snippet = nullptr);
+
+// The key of every word after the element type, in the order in which ToText prints them: "b", "h",
+// ..., "causal", ... For documentation.
+std::vector<std::string_view> SpecWords();
 
 // Names as in the text form: "bf16", "e4m3", "bool".
 std::string_view ElementTypeName(ElementType type);
