@@ -295,6 +295,8 @@ class Loader {
     if (page_size_ > 0) absl::StrAppend(&text, " paged=", page_size_);
     if (alibi_.has_value()) absl::StrAppend(&text, " alibi");
     if (sinks_.has_value()) absl::StrAppend(&text, " sinks");
+    if (q_scale_.has_value()) absl::StrAppend(&text, " q_scale=", ScaleWord(*q_scale_));
+    if (k_scale_.has_value()) absl::StrAppend(&text, " kv_scale=", ScaleWord(*k_scale_));
     absl::StrAppend(&text, " ", words_);
     TILEWRIGHT_ASSIGN_OR_RETURN(AttentionSpec spec, ReadSpec(text, inputs_));
     if (!spec.bias.empty()) {
@@ -309,14 +311,12 @@ class Loader {
       return absl::InvalidArgumentError("block_mask= cannot be read from a file");
     }
     spec.bias = terms_;
-    const auto kind = [](const std::optional<Array>& scale) {
-      if (!scale.has_value()) return ScaleKind::kNone;
-      return scale->shape[0] == 1 ? ScaleKind::kPerTensor : ScaleKind::kPerHead;
-    };
-    spec.q_scale = kind(q_scale_);
-    spec.kv_scale = kind(k_scale_);
     TILEWRIGHT_RETURN_IF_ERROR(spec::Validate(spec));
     return spec::Canonicalise(spec);
+  }
+
+  static absl::string_view ScaleWord(const Array& scale) {
+    return scale.shape[0] == 1 ? "tensor" : "head";
   }
 
   static absl::StatusOr<std::string> ElementWord(const Array& array) {
