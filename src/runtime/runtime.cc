@@ -326,7 +326,8 @@ absl::StatusOr<std::unique_ptr<Runtime>> RuntimeParts::CreateRuntime(const Runti
                               .packs = options.cache_packs,
                               .read_only = options.cache_read_only,
                               .in_memory = options.cache_in_memory,
-                              .max_bytes = options.cache_max_bytes},
+                              .max_bytes = options.cache_max_bytes,
+                              .group_shared = options.cache_group_shared},
                              impl->logger)
                 .store;
   }

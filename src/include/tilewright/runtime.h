@@ -10,9 +10,9 @@
 // usable from any thread; it keeps its kernel loaded, also after the Runtime is gone.
 //
 // Contexts: Prepare works for the device of the calling thread's current context, or for the
-// primary context of RuntimeOptions::device_ordinal where the thread has none. Run launches in the
-// prepared context's device and refuses (FailedPrecondition) when the current context is another
-// one.
+// primary context of RuntimeOptions::device_ordinal where the thread has none. Run wants the
+// context that the operation was prepared for to be the current one of its thread, and refuses
+// (FailedPrecondition) otherwise.
 //
 // Graph capture: Run is safe in a stream capture. Prepare during a capture serves what is already
 // in memory and otherwise refuses with FailedPrecondition without touching the stream. It sees a

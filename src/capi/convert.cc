@@ -1,0 +1,354 @@
+#include "capi/convert.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "capi/struct_io.h"
+
+namespace tilewright::capi {
+namespace {
+
+// The numbers of tilewright_c.h are those of the C++ enumerators.
+static_assert(static_cast<int>(ElementType::kFp16) == TW_FP16);
+static_assert(static_cast<int>(ElementType::kBf16) == TW_BF16);
+static_assert(static_cast<int>(ElementType::kFp32) == TW_FP32);
+static_assert(static_cast<int>(ElementType::kFp8E4m3) == TW_FP8_E4M3);
+static_assert(static_cast<int>(ElementType::kFp8E5m2) == TW_FP8_E5M2);
+static_assert(static_cast<int>(ElementType::kInt8) == TW_INT8);
+static_assert(static_cast<int>(ElementType::kBool) == TW_BOOL);
+static_assert(static_cast<int>(ElementType::kInt32) == TW_INT32);
+static_assert(static_cast<int>(Operation::kForward) == TW_FORWARD);
+static_assert(static_cast<int>(Operation::kBackward) == TW_BACKWARD);
+static_assert(static_cast<int>(Layout::kBshd) == TW_BSHD);
+static_assert(static_cast<int>(Layout::kBhsd) == TW_BHSD);
+static_assert(static_cast<int>(Layout::kSbhd) == TW_SBHD);
+static_assert(static_cast<int>(Layout::kThd) == TW_THD);
+static_assert(static_cast<int>(MaskAlign::kBottomRight) == TW_BOTTOM_RIGHT);
+static_assert(static_cast<int>(MaskAlign::kTopLeft) == TW_TOP_LEFT);
+static_assert(static_cast<int>(LseBase::kE) == TW_LSE_BASE_E);
+static_assert(static_cast<int>(LseBase::kTwo) == TW_LSE_BASE_TWO);
+static_assert(static_cast<int>(EmptyLse::kMinusInf) == TW_EMPTY_LSE_MINUS_INF);
+static_assert(static_cast<int>(EmptyLse::kPlusInf) == TW_EMPTY_LSE_PLUS_INF);
+static_assert(static_cast<int>(ScaleKind::kNone) == TW_SCALE_NONE);
+static_assert(static_cast<int>(ScaleKind::kPerTensor) == TW_SCALE_PER_TENSOR);
+static_assert(static_cast<int>(ScaleKind::kPerHead) == TW_SCALE_PER_HEAD);
+static_assert(static_cast<int>(ScaleKind::kPerToken) == TW_SCALE_PER_TOKEN);
+static_assert(static_cast<int>(BatchMap::kMod) == TW_BATCH_MOD);
+static_assert(static_cast<int>(BatchMap::kDiv) == TW_BATCH_DIV);
+static_assert(static_cast<int>(ScalarType::kFloat) == TW_SCALAR_FLOAT);
+static_assert(static_cast<int>(ScalarType::kInt64) == TW_SCALAR_INT64);
+static_assert(static_cast<int>(TunePolicy::kFirstRun) == TW_TUNE_FIRST_RUN);
+static_assert(static_cast<int>(TunePolicy::kBackground) == TW_TUNE_BACKGROUND);
+static_assert(static_cast<int>(TunePolicy::kCachedOnly) == TW_TUNE_CACHED_ONLY);
+static_assert(static_cast<int>(TunePolicy::kOff) == TW_TUNE_OFF);
+static_assert(static_cast<int>(TunePolicy::kFrozen) == TW_TUNE_FROZEN);
+static_assert(static_cast<int>(LogLevel::kDebug) == TW_LOG_DEBUG);
+static_assert(static_cast<int>(LogLevel::kInfo) == TW_LOG_INFO);
+static_assert(static_cast<int>(LogLevel::kWarning) == TW_LOG_WARNING);
+static_assert(static_cast<int>(LogLevel::kError) == TW_LOG_ERROR);
+static_assert(static_cast<int>(LogLevel::kOff) == TW_LOG_OFF);
+
+// Most elements that any array of a struct may have; a larger count is a wild one.
+constexpr size_t kMaxElements = 1024;
+
+std::string Text(const char* text) { return text == nullptr ? std::string() : std::string(text); }
+
+// `last` is the largest enumerator; the smallest is 0.
+absl::Status CheckEnum(const std::string& field, int32_t value, int32_t last) {
+  if (value >= 0 && value <= last) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " = ", value, ": must be in [0, ", last, "]"));
+}
+
+absl::Status CheckArray(const std::string& field, const void* elements, size_t count) {
+  if (count > kMaxElements) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_", field, " = ", count, ": must be at most ", kMaxElements));
+  }
+  if (count > 0 && elements == nullptr) return NullError(field.c_str());
+  return absl::OkStatus();
+}
+
+// Calls `use` with each of the `count` structs at `elements`, whose distance is the size that the
+// first one states.
+template <typename Struct, typename Use>
+absl::Status ForEachElement(const char* name, const Struct* elements, size_t count,
+                            const Struct& defaults, const Use& use) {
+  const auto* bytes = reinterpret_cast<const unsigned char*>(elements);
+  for (size_t i = 0; i < count; ++i) {
+    Struct element;
+    TILEWRIGHT_RETURN_IF_ERROR(ReadStruct(name, bytes, defaults, &element));
+    TILEWRIGHT_RETURN_IF_ERROR(use(element));
+    bytes += element.size;
+    if (element.size != elements->size) {
+      return absl::InvalidArgumentError(absl::StrCat(name, "[", i, "].size = ", element.size,
+                                                     ": must be that of the first element, ",
+                                                     elements->size));
+    }
+  }
+  return absl::OkStatus();
+}
+
+Strides FromC(const tw_strides& s) { return {s.batch, s.seq, s.head, s.dim}; }
+Tensor FromC(const tw_tensor& tensor) { return {tensor.data, FromC(tensor.strides)}; }
+tw_strides ToC(const Strides& s) { return {s.batch, s.seq, s.head, s.dim}; }
+
+absl::Status ReadArrays(const tw_spec& c, AttentionSpec* spec) {
+  TILEWRIGHT_RETURN_IF_ERROR(CheckArray("bias", c.bias, c.num_bias));
+  TILEWRIGHT_RETURN_IF_ERROR(CheckArray("snippet_arrays", c.snippet_arrays, c.num_snippet_arrays));
+  TILEWRIGHT_RETURN_IF_ERROR(
+      CheckArray("snippet_scalars", c.snippet_scalars, c.num_snippet_scalars));
+  TILEWRIGHT_RETURN_IF_ERROR(ForEachElement(
+      "tw_bias_term", c.bias, c.num_bias, DefaultBiasTerm(), [&](const tw_bias_term& term) {
+        spec->bias.push_back({static_cast<ElementType>(term.type), term.batch, term.heads,
+                              term.seqlen_q, term.seqlen_kv,
+                              static_cast<BatchMap>(term.batch_map)});
+        return CheckEnum(absl::StrCat("bias[", spec->bias.size() - 1, "].type"), term.type,
+                         TW_INT32);
+      }));
+  TILEWRIGHT_RETURN_IF_ERROR(ForEachElement(
+      "tw_snippet_array", c.snippet_arrays, c.num_snippet_arrays, tw_snippet_array{},
+      [&](const tw_snippet_array& array) {
+        spec->snippet_arrays.push_back({Text(array.name), static_cast<ElementType>(array.type)});
+        return CheckEnum(absl::StrCat("snippet_arrays[", spec->snippet_arrays.size() - 1, "].type"),
+                         array.type, TW_INT32);
+      }));
+  return ForEachElement(
+      "tw_snippet_scalar", c.snippet_scalars, c.num_snippet_scalars, tw_snippet_scalar{},
+      [&](const tw_snippet_scalar& scalar) {
+        spec->snippet_scalars.push_back({Text(scalar.name), static_cast<ScalarType>(scalar.type)});
+        return CheckEnum(
+            absl::StrCat("snippet_scalars[", spec->snippet_scalars.size() - 1, "].type"),
+            scalar.type, TW_SCALAR_INT64);
+      });
+}
+
+}  // namespace
+
+tw_options ToC(const RuntimeOptions& options) {
+  tw_options c = {};
+  c.size = sizeof(c);
+  c.cache_dir = options.cache_dir.c_str();
+  c.cache_read_only = options.cache_read_only;
+  c.cache_in_memory = options.cache_in_memory;
+  c.cache_group_shared = options.cache_group_shared;
+  c.device_ordinal = options.device_ordinal;
+  c.cache_max_bytes = options.cache_max_bytes;
+  c.nvrtc_path = options.nvrtc_path.c_str();
+  c.template_dir = options.template_dir.c_str();
+  c.allow_fallback = options.allow_fallback;
+  c.tune_policy = static_cast<int32_t>(options.tune_policy);
+  c.lineinfo = options.lineinfo;
+  c.compile_threads = options.compile_threads;
+  c.lock_timeout_ms = options.lock_timeout_ms;
+  c.log_level = static_cast<int32_t>(options.log_level);
+  return c;
+}
+
+tw_options DefaultOptions() {
+  const RuntimeOptions defaults;
+  tw_options c = ToC(defaults);
+  c.cache_dir = nullptr;
+  c.nvrtc_path = nullptr;
+  c.template_dir = nullptr;
+  return c;
+}
+
+tw_spec DefaultSpec() {
+  const AttentionSpec defaults;
+  tw_spec c = {};
+  c.size = sizeof(c);
+  c.operation = static_cast<int32_t>(defaults.operation);
+  c.type = static_cast<int32_t>(defaults.type);
+  c.kv_type = TW_SAME_TYPE;
+  c.out_type = TW_SAME_TYPE;
+  c.batch = defaults.batch;
+  c.heads_q = defaults.heads_q;
+  c.heads_kv = defaults.heads_kv;
+  c.seqlen_q = defaults.seqlen_q;
+  c.seqlen_kv = defaults.seqlen_kv;
+  c.dim_qk = defaults.dim_qk;
+  c.dim_v = defaults.dim_v;
+  c.layout = static_cast<int32_t>(defaults.layout);
+  c.align = static_cast<int32_t>(defaults.align);
+  c.window_left = defaults.window_left;
+  c.window_right = defaults.window_right;
+  return c;
+}
+
+tw_bias_term DefaultBiasTerm() {
+  const BiasTerm defaults;
+  tw_bias_term c = {};
+  c.size = sizeof(c);
+  c.type = static_cast<int32_t>(defaults.type);
+  c.batch_map = static_cast<int32_t>(defaults.batch_map);
+  c.batch = defaults.batch;
+  c.heads = defaults.heads;
+  c.seqlen_q = defaults.seqlen_q;
+  c.seqlen_kv = defaults.seqlen_kv;
+  return c;
+}
+
+tw_args DefaultArgs() {
+  tw_args c = {};
+  c.size = sizeof(c);
+  for (tw_tensor* tensor : {&c.q, &c.k, &c.v, &c.o}) tensor->strides = ToC(Strides());
+  return c;
+}
+
+tw_counters ToC(const RuntimeCounters& counters) {
+  tw_counters c = {};
+  c.size = sizeof(c);
+  c.prepares = counters.prepares;
+  c.memory_hits = counters.memory_hits;
+  c.store_hits = counters.store_hits;
+  c.store_misses = counters.store_misses;
+  c.compiles = counters.compiles;
+  c.compile_ms = counters.compile_ms;
+  c.loads = counters.loads;
+  c.load_rejects = counters.load_rejects;
+  c.fallbacks = counters.fallbacks;
+  c.capture_refusals = counters.capture_refusals;
+  c.evictions = counters.evictions;
+  return c;
+}
+
+absl::StatusOr<RuntimeOptions> FromC(const tw_options* options) {
+  tw_options c;
+  TILEWRIGHT_RETURN_IF_ERROR(ReadStruct("tw_options", options, DefaultOptions(), &c));
+  TILEWRIGHT_RETURN_IF_ERROR(CheckEnum("tune_policy", c.tune_policy, TW_TUNE_FROZEN));
+  TILEWRIGHT_RETURN_IF_ERROR(CheckEnum("log_level", c.log_level, TW_LOG_OFF));
+  TILEWRIGHT_RETURN_IF_ERROR(CheckArray("cache_packs", c.cache_packs, c.num_cache_packs));
+  RuntimeOptions result;
+  result.cache_dir = Text(c.cache_dir);
+  for (size_t i = 0; i < c.num_cache_packs; ++i) {
+    result.cache_packs.push_back(Text(c.cache_packs[i]));
+  }
+  result.cache_read_only = c.cache_read_only != 0;
+  result.cache_in_memory = c.cache_in_memory != 0;
+  result.cache_group_shared = c.cache_group_shared != 0;
+  result.device_ordinal = c.device_ordinal;
+  result.cache_max_bytes = c.cache_max_bytes;
+  result.nvrtc_path = Text(c.nvrtc_path);
+  result.template_dir = Text(c.template_dir);
+  result.allow_fallback = c.allow_fallback != 0;
+  result.tune_policy = static_cast<TunePolicy>(c.tune_policy);
+  result.lineinfo = c.lineinfo != 0;
+  result.compile_threads = c.compile_threads;
+  result.lock_timeout_ms = c.lock_timeout_ms;
+  result.log_level = static_cast<LogLevel>(c.log_level);
+  if (c.log_sink != nullptr) {
+    result.log_sink = [sink = c.log_sink, user = c.log_user](LogLevel level,
+                                                             std::string_view line) {
+      sink(user, static_cast<int32_t>(level), line.data(), line.size());
+    };
+  }
+  return result;
+}
+
+absl::StatusOr<AttentionSpec> FromC(const tw_spec* c_spec) {
+  tw_spec c;
+  TILEWRIGHT_RETURN_IF_ERROR(ReadStruct("tw_spec", c_spec, DefaultSpec(), &c));
+  TILEWRIGHT_RETURN_IF_ERROR(CheckEnum("type", c.type, TW_INT32));
+  AttentionSpec spec;
+  spec.operation = static_cast<Operation>(c.operation);
+  spec.type = static_cast<ElementType>(c.type);
+  if (c.kv_type != TW_SAME_TYPE) {
+    TILEWRIGHT_RETURN_IF_ERROR(CheckEnum("kv_type", c.kv_type, TW_INT32));
+    spec.kv_type = static_cast<ElementType>(c.kv_type);
+  }
+  if (c.out_type != TW_SAME_TYPE) {
+    TILEWRIGHT_RETURN_IF_ERROR(CheckEnum("out_type", c.out_type, TW_INT32));
+    spec.out_type = static_cast<ElementType>(c.out_type);
+  }
+  spec.batch = c.batch;
+  spec.heads_q = c.heads_q;
+  spec.heads_kv = c.heads_kv;
+  spec.seqlen_q = c.seqlen_q;
+  spec.seqlen_kv = c.seqlen_kv;
+  spec.dim_qk = c.dim_qk;
+  spec.dim_v = c.dim_v;
+  spec.layout = static_cast<Layout>(c.layout);
+  spec.strided_innermost = c.strided_innermost != 0;
+  if (c.strides != nullptr) {
+    spec.strides = {FromC(c.strides[0]), FromC(c.strides[1]), FromC(c.strides[2]),
+                    FromC(c.strides[3])};
+  }
+  spec.causal = c.causal != 0;
+  spec.align = static_cast<MaskAlign>(c.align);
+  spec.window_left = c.window_left;
+  spec.window_right = c.window_right;
+  spec.block_mask_q = c.block_mask_q;
+  spec.block_mask_kv = c.block_mask_kv;
+  if (c.has_scale != 0) spec.scale = c.scale;
+  spec.softcap = c.softcap;
+  spec.softcap_before_bias = c.softcap_before_bias != 0;
+  spec.alibi = c.alibi != 0;
+  spec.sinks = c.sinks != 0;
+  spec.dropout = c.dropout;
+  spec.q_scale = static_cast<ScaleKind>(c.q_scale);
+  spec.kv_scale = static_cast<ScaleKind>(c.kv_scale);
+  spec.varlen = c.varlen != 0;
+  spec.score_snippet = {Text(c.score_snippet), Text(c.score_snippet_file)};
+  spec.mask_snippet = {Text(c.mask_snippet), Text(c.mask_snippet_file)};
+  spec.page_size = c.page_size;
+  spec.lse = c.lse != 0;
+  spec.lse_base = static_cast<LseBase>(c.lse_base);
+  spec.empty_lse = static_cast<EmptyLse>(c.empty_lse);
+  spec.allow_tf32 = c.allow_tf32 != 0;
+  spec.deterministic = c.deterministic != 0;
+  spec.batch_invariant = c.batch_invariant != 0;
+  spec.exact = c.exact != 0;
+  TILEWRIGHT_RETURN_IF_ERROR(ReadArrays(c, &spec));
+  return spec;
+}
+
+absl::Status FromC(const tw_args* c_args, AttentionArgs* out) {
+  tw_args c;
+  TILEWRIGHT_RETURN_IF_ERROR(ReadStruct("tw_args", c_args, DefaultArgs(), &c));
+  out->batch = c.batch;
+  out->seqlen_q = c.seqlen_q;
+  out->seqlen_kv = c.seqlen_kv;
+  out->q = FromC(c.q);
+  out->k = FromC(c.k);
+  out->v = FromC(c.v);
+  out->o = {c.o.data, FromC(c.o.strides)};
+  out->lse = c.lse;
+  out->lse_stride_batch = c.lse_stride_batch;
+  out->lse_stride_head = c.lse_stride_head;
+  out->cu_seqlens_q = c.cu_seqlens_q;
+  out->cu_seqlens_kv = c.cu_seqlens_kv;
+  out->seqused_kv = c.seqused_kv;
+  out->total_q = c.total_q;
+  out->total_kv = c.total_kv;
+  out->page_table = c.page_table;
+  out->page_table_stride = c.page_table_stride;
+  out->alibi_slopes = c.alibi_slopes;
+  out->alibi_stride_batch = c.alibi_stride_batch;
+  for (size_t i = 0; i < out->bias.size(); ++i) {
+    out->bias[i] = {c.bias[i].data, c.bias[i].stride_batch, c.bias[i].stride_head,
+                    c.bias[i].stride_q, c.bias[i].stride_kv};
+  }
+  out->sinks = c.sinks;
+  out->block_mask = c.block_mask;
+  std::copy_n(c.block_mask_strides, 3, out->block_mask_strides.begin());
+  out->q_scale = c.q_scale;
+  out->k_scale = c.k_scale;
+  out->v_scale = c.v_scale;
+  std::copy_n(c.k_scale_strides, 3, out->k_scale_strides.begin());
+  std::copy_n(c.v_scale_strides, 3, out->v_scale_strides.begin());
+  out->dropout_seed = c.dropout_seed;
+  out->dropout_offset = c.dropout_offset;
+  out->dropout_seed_ptr = c.dropout_seed_ptr;
+  out->dropout_offset_ptr = c.dropout_offset_ptr;
+  std::copy_n(c.snippet_arrays, 8, out->snippet_arrays.begin());
+  for (size_t i = 0; i < out->snippet_scalars.size(); ++i) {
+    out->snippet_scalars[i].i = c.snippet_scalars[i].i;
+  }
+  out->workspace = c.workspace;
+  return absl::OkStatus();
+}
+
+}  // namespace tilewright::capi

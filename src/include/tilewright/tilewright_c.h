@@ -1,0 +1,363 @@
+/* The C interface of Tilewright: everything that the C++ interface does, for C11 and for every
+ * language that can call C. What the operation computes is in tilewright/attention.h.
+ *
+ *   tw_runtime* runtime = NULL;
+ *   tw_attention* attention = NULL;
+ *   tw_args args;
+ *   if (tw_runtime_create(NULL, &runtime) != TW_OK ||
+ *       tw_prepare_text(runtime, "fwd bf16 b=2 h=16 s=4096 d=128 causal", NULL, &attention) !=
+ * TW_OK) fprintf(stderr, "%s\n", tw_last_error()); tw_args_init(&args, sizeof args); args.batch =
+ * 2; ... tw_run(runtime, attention, &args, stream);
+ *
+ * Growth: each struct that is passed by pointer begins with its size as the caller knows it. Fill
+ * one with its _init function, which sets the size and the defaults, then set fields. A library
+ * that is newer than its caller takes the default for fields beyond that size; one that is older
+ * refuses a size that it does not know (TW_INVALID_ARGUMENT) unless the bytes beyond its own are 0.
+ * The small value structs inside (tw_strides, tw_tensor, tw_bias_tensor) are final. Enumerations
+ * are passed as int32_t; their values never change.
+ *
+ * Errors: functions that can fail return a tw_status; nothing is written through an output pointer
+ * on failure, no exception leaves the library, and no null pointer crashes it. tw_last_error() has
+ * the text: the field, its value and the rule that it breaks.
+ *
+ * Threads: every function may be called from any thread at any time, but a handle must not be
+ * destroyed while another call uses it. Error texts belong to the thread.
+ */
+#ifndef TILEWRIGHT_TILEWRIGHT_C_H_
+#define TILEWRIGHT_TILEWRIGHT_C_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define TW_API
+#else
+#define TW_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- status ---------------------------------------------------------------------------------- */
+
+typedef int32_t tw_status;
+enum {
+  TW_OK = 0,
+  TW_INVALID_ARGUMENT = 3,   /* spec, args or options ill formed; a user snippet does not compile */
+  TW_NOT_FOUND = 5,          /* a file that was named */
+  TW_RESOURCE_EXHAUSTED = 8, /* no plan fits the device; no memory */
+  TW_FAILED_PRECONDITION = 9, /* no device, another context, frozen and not stored, in a capture */
+  TW_UNIMPLEMENTED = 12,      /* well formed, but no kernel family serves it */
+  TW_INTERNAL = 13,           /* a kernel of the library failed to compile, load or launch */
+  TW_UNAVAILABLE = 14         /* the CUDA driver or NVRTC is missing or too old */
+};
+
+/* "TW_INVALID_ARGUMENT"; "TW_UNKNOWN" for other numbers. */
+TW_API const char* tw_status_name(tw_status status);
+
+/* The text of this thread's last failed call, "" before the first. Valid until the thread's next
+ * failing call. */
+TW_API const char* tw_last_error(void);
+
+/* The whole compiler log that goes with tw_last_error(), "" when there is none. */
+TW_API const char* tw_last_error_log(void);
+
+/* "0.1.0" */
+TW_API const char* tw_version(void);
+
+/* ---- options --------------------------------------------------------------------------------- */
+
+enum {
+  TW_TUNE_FIRST_RUN = 0,
+  TW_TUNE_BACKGROUND = 1,
+  TW_TUNE_CACHED_ONLY = 2,
+  TW_TUNE_OFF = 3,
+  TW_TUNE_FROZEN = 4
+};
+enum { TW_LOG_DEBUG = 0, TW_LOG_INFO = 1, TW_LOG_WARNING = 2, TW_LOG_ERROR = 3, TW_LOG_OFF = 4 };
+
+/* Receives one event, a line of `length` bytes without a newline. From any thread. */
+typedef void (*tw_log_sink)(void* user, int32_t level, const char* line, size_t length);
+
+/* As RuntimeOptions (tilewright/options.h), field by field. Null strings are empty ones. Strings
+ * are copied by tw_runtime_create. */
+typedef struct tw_options {
+  size_t size;
+  const char* cache_dir;
+  const char* const* cache_packs; /* num_cache_packs strings */
+  size_t num_cache_packs;
+  int32_t cache_read_only;
+  int32_t cache_in_memory;
+  int32_t cache_group_shared;
+  int32_t device_ordinal;
+  int64_t cache_max_bytes;
+  const char* nvrtc_path;
+  const char* template_dir;
+  int32_t allow_fallback;
+  int32_t tune_policy; /* TW_TUNE_... */
+  int32_t lineinfo;
+  int32_t compile_threads;
+  int32_t lock_timeout_ms;
+  int32_t log_level;    /* TW_LOG_... */
+  tw_log_sink log_sink; /* null: stderr */
+  void* log_user;       /* handed to log_sink */
+} tw_options;
+
+/* The defaults. `size` is sizeof(tw_options). */
+TW_API tw_status tw_options_init(tw_options* options, size_t size);
+
+/* The defaults overridden by the TILEWRIGHT_* variables of the environment. The strings stay valid
+ * until the thread's next call of this function. TW_INVALID_ARGUMENT names a variable that does not
+ * parse. */
+TW_API tw_status tw_options_from_environment(tw_options* options, size_t size);
+
+/* ---- what to compute ------------------------------------------------------------------------- */
+
+enum { TW_FORWARD = 0, TW_BACKWARD = 1 };
+enum {
+  TW_FP16 = 0,
+  TW_BF16 = 1,
+  TW_FP32 = 2,
+  TW_FP8_E4M3 = 3,
+  TW_FP8_E5M2 = 4,
+  TW_INT8 = 5,
+  TW_BOOL = 6,
+  TW_INT32 = 7,
+  TW_SAME_TYPE = -1 /* kv_type, out_type: as `type` */
+};
+enum { TW_BSHD = 0, TW_BHSD = 1, TW_SBHD = 2, TW_THD = 3 };
+enum { TW_BOTTOM_RIGHT = 0, TW_TOP_LEFT = 1 };
+enum { TW_LSE_BASE_E = 0, TW_LSE_BASE_TWO = 1 };
+enum { TW_EMPTY_LSE_MINUS_INF = 0, TW_EMPTY_LSE_PLUS_INF = 1 };
+enum { TW_SCALE_NONE = 0, TW_SCALE_PER_TENSOR = 1, TW_SCALE_PER_HEAD = 2, TW_SCALE_PER_TOKEN = 3 };
+enum { TW_BATCH_MOD = 0, TW_BATCH_DIV = 1 };
+enum { TW_SCALAR_FLOAT = 0, TW_SCALAR_INT64 = 1 };
+
+/* In elements. */
+typedef struct tw_strides {
+  int64_t batch;
+  int64_t seq;
+  int64_t head;
+  int64_t dim;
+} tw_strides;
+
+/* Elements of arrays carry their size too, which is also the distance between two of them. */
+typedef struct tw_bias_term {
+  size_t size;
+  int32_t type;      /* TW_FP16, TW_BF16, TW_FP32 or TW_BOOL */
+  int32_t batch_map; /* TW_BATCH_... */
+  int64_t batch;
+  int64_t heads;
+  int64_t seqlen_q;
+  int64_t seqlen_kv;
+} tw_bias_term;
+
+typedef struct tw_snippet_array {
+  size_t size;
+  const char* name;
+  int32_t type;
+  int32_t reserved; /* 0 */
+} tw_snippet_array;
+
+typedef struct tw_snippet_scalar {
+  size_t size;
+  const char* name;
+  int32_t type;     /* TW_SCALAR_... */
+  int32_t reserved; /* 0 */
+} tw_snippet_scalar;
+
+/* As AttentionSpec (tilewright/attention.h), field by field. Copied by tw_prepare. */
+typedef struct tw_spec {
+  size_t size;
+  int32_t operation;
+  int32_t type;
+  int32_t kv_type;
+  int32_t out_type;
+  int64_t batch;
+  int64_t heads_q;
+  int64_t heads_kv;
+  int64_t seqlen_q;
+  int64_t seqlen_kv;
+  int64_t dim_qk;
+  int64_t dim_v;
+  int32_t layout;
+  int32_t strided_innermost;
+  const tw_strides* strides; /* null, or 4: q, k, v, o */
+  int32_t causal;
+  int32_t align;
+  int64_t window_left;
+  int64_t window_right;
+  int64_t block_mask_q;
+  int64_t block_mask_kv;
+  int32_t has_scale; /* 0: 1 / sqrt(dim_qk) */
+  float scale;
+  float softcap;
+  int32_t softcap_before_bias;
+  int32_t alibi;
+  int32_t sinks;
+  const tw_bias_term* bias; /* num_bias terms */
+  size_t num_bias;
+  float dropout;
+  int32_t q_scale;  /* TW_SCALE_... */
+  int32_t kv_scale; /* TW_SCALE_... */
+  int32_t varlen;
+  const char* score_snippet; /* null: none */
+  const char* score_snippet_file;
+  const char* mask_snippet; /* null: none */
+  const char* mask_snippet_file;
+  const tw_snippet_array* snippet_arrays;
+  size_t num_snippet_arrays;
+  const tw_snippet_scalar* snippet_scalars;
+  size_t num_snippet_scalars;
+  int64_t page_size;
+  int32_t lse;
+  int32_t lse_base;
+  int32_t empty_lse;
+  int32_t allow_tf32;
+  int32_t deterministic;
+  int32_t batch_invariant;
+  int32_t exact;
+  int32_t reserved; /* 0 */
+} tw_spec;
+
+TW_API tw_status tw_spec_init(tw_spec* spec, size_t size);
+TW_API tw_status tw_bias_term_init(tw_bias_term* term, size_t size);
+
+/* Strides of a dense [batch, seqlen, heads, dim] tensor stored in `layout` (TW_BSHD, ...). */
+TW_API tw_status tw_dense_strides(int32_t layout, int64_t batch, int64_t seqlen, int64_t heads,
+                                  int64_t dim, tw_strides* strides);
+
+/* ---- the memory of a call -------------------------------------------------------------------- */
+
+typedef struct tw_tensor {
+  void* data; /* of Q, K and V only read */
+  tw_strides strides;
+} tw_tensor;
+
+typedef struct tw_bias_tensor {
+  const void* data;
+  int64_t stride_batch;
+  int64_t stride_head;
+  int64_t stride_q;
+  int64_t stride_kv;
+} tw_bias_tensor;
+
+typedef union tw_snippet_value {
+  float f;
+  int64_t i;
+} tw_snippet_value;
+
+/* As AttentionArgs (tilewright/attention.h), field by field. Pointers are device pointers. */
+typedef struct tw_args {
+  size_t size;
+  int64_t batch;
+  int64_t seqlen_q;
+  int64_t seqlen_kv;
+  tw_tensor q;
+  tw_tensor k;
+  tw_tensor v;
+  tw_tensor o;
+  float* lse;
+  int64_t lse_stride_batch;
+  int64_t lse_stride_head;
+  const int32_t* cu_seqlens_q;
+  const int32_t* cu_seqlens_kv;
+  const int32_t* seqused_kv;
+  int64_t total_q;
+  int64_t total_kv;
+  const int32_t* page_table;
+  int64_t page_table_stride;
+  const float* alibi_slopes;
+  int64_t alibi_stride_batch;
+  tw_bias_tensor bias[4];
+  const float* sinks;
+  const uint8_t* block_mask;
+  int64_t block_mask_strides[3];
+  const float* q_scale;
+  const float* k_scale;
+  const float* v_scale;
+  int64_t k_scale_strides[3];
+  int64_t v_scale_strides[3];
+  uint64_t dropout_seed;
+  uint64_t dropout_offset;
+  const uint64_t* dropout_seed_ptr;
+  const uint64_t* dropout_offset_ptr;
+  const void* snippet_arrays[8];
+  tw_snippet_value snippet_scalars[8];
+  void* workspace;
+} tw_args;
+
+TW_API tw_status tw_args_init(tw_args* args, size_t size);
+
+/* ---- the runtime ----------------------------------------------------------------------------- */
+
+typedef struct tw_runtime tw_runtime;
+typedef struct tw_attention tw_attention; /* one prepared operation on one device; immutable */
+
+/* Needs neither a GPU nor CUDA. `options` null: tw_options_from_environment. */
+TW_API tw_status tw_runtime_create(const tw_options* options, tw_runtime** runtime);
+
+/* Prepared operations stay usable with another runtime of the process. Null is ignored. */
+TW_API void tw_runtime_destroy(tw_runtime* runtime);
+
+/* The kernel for `spec` on the current device. May compile and block. `stream` is a CUstream or
+ * cudaStream_t, the one that the caller is about to run on; it is only asked whether it is being
+ * captured. */
+TW_API tw_status tw_prepare(tw_runtime* runtime, const tw_spec* spec, void* stream,
+                            tw_attention** attention);
+
+/* The same for the text form of a spec: "fwd bf16 b=2 h=32/8 s=4096 d=128 causal lse". */
+TW_API tw_status tw_prepare_text(tw_runtime* runtime, const char* spec, void* stream,
+                                 tw_attention** attention);
+
+/* Null is ignored. */
+TW_API void tw_attention_destroy(tw_attention* attention);
+
+/* Prepares each spec, several at a time; the first error is returned after all have been tried. */
+TW_API tw_status tw_warmup(tw_runtime* runtime, const tw_spec* const* specs, size_t num_specs);
+
+/* Launches on `stream` (null: the default stream of the current context) and returns. Never blocks,
+ * never allocates device memory. Nothing is launched on failure. */
+TW_API tw_status tw_run(const tw_runtime* runtime, const tw_attention* attention,
+                        const tw_args* args, void* stream);
+
+/* tw_prepare and tw_run in one call. */
+TW_API tw_status tw_attention_once(tw_runtime* runtime, const tw_spec* spec, const tw_args* args,
+                                   void* stream);
+
+/* Bytes of scratch that tw_run needs in args->workspace for the sizes in `args`. */
+TW_API tw_status tw_workspace_bytes(const tw_attention* attention, const tw_args* args,
+                                    size_t* bytes);
+
+/* The spec in its canonical text form, and a paragraph on the plan, the kernel and where it came
+ * from. Valid as long as the handle; "" for a null one. */
+TW_API const char* tw_spec_text(const tw_attention* attention);
+TW_API const char* tw_explain(const tw_attention* attention);
+
+/* As RuntimeCounters (tilewright/runtime.h). Set `size` before the call. */
+typedef struct tw_counters {
+  size_t size;
+  int64_t prepares;
+  int64_t memory_hits;
+  int64_t store_hits;
+  int64_t store_misses;
+  int64_t compiles;
+  double compile_ms;
+  int64_t loads;
+  int64_t load_rejects;
+  int64_t fallbacks;
+  int64_t capture_refusals;
+  int64_t evictions;
+} tw_counters;
+
+TW_API tw_status tw_runtime_counters(const tw_runtime* runtime, tw_counters* counters);
+
+/* Waits (at most a second) until entries being written to the store are on disk. */
+TW_API tw_status tw_flush(tw_runtime* runtime);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* TILEWRIGHT_TILEWRIGHT_C_H_ */
