@@ -16,7 +16,7 @@ namespace {
 // spec::ValidateArgs, which wants outputs, with stand-ins for those that the caller left out: the
 // reference writes none of them.
 absl::Status CheckArguments(const AttentionSpec& spec, const AttentionArgs& args) {
-  alignas(64) static std::byte unwritten[64];
+  alignas(64) std::byte unwritten[64];
   AttentionArgs checked = args;
   if (checked.o.data == nullptr) {
     checked.o.data = unwritten;

@@ -73,16 +73,21 @@ absl::StatusOr<ForwardResult> StraightforwardForward(const AttentionSpec& spec,
                                                      absl::Span<const Row> rows,
                                                      const Options& options = {});
 
-// Gradients of sum(dO * O). Dense fp64, in the order [batch, seq, head, dim] (packed: [total, head,
-// dim]).
+// Gradients of sum(dO * O). Dense fp64, in the order [batch, seq, head, dim] whatever the layout of
+// the inputs (with cu_seqlens: [total, head, dim]). Paged K and V: in the order of the keys of each
+// sequence, not of the pages. Keys beyond seqused_kv, masked keys, and rows that see no key get
+// exactly 0. Of scaled inputs (fp8, int8): the gradients of the real values, stored * scale.
 struct BackwardResult {
   std::vector<double> dq, dk, dv;
-  std::array<std::vector<double>, 4>
-      dbias;  // [term.batch, term.heads, term.seqlen_q, term.seqlen_kv], additive terms
+  // Of additive terms, summed over what they broadcast: [batch, heads, seqlen_q, seqlen_kv] of the
+  // term, where an extent other than 1 is the call's (a batch: see Forward). Empty for bool terms.
+  std::array<std::vector<double>, 4> dbias;
   std::vector<double> dsinks;  // [heads_q]
-  std::vector<double> dalibi;  // [heads_q] or [batch, heads_q]
+  std::vector<double> dalibi;  // [heads_q], or [batch, heads_q] with alibi_stride_batch != 0
 };
-// `d_o` has the type and the layout rules of args.o (HOST pointer).
+// `d_o` has the type and the layout rules of args.o (HOST pointer). Errors as Forward; a score
+// callable needs its derivative, at the score that the callable is given. The sums have one order
+// for every number of threads.
 absl::StatusOr<BackwardResult> Backward(const AttentionSpec& spec, const AttentionArgs& args,
                                         const Tensor& d_o, const Options& options = {});
 
