@@ -82,21 +82,26 @@ struct MaskElementwise {
 template <class... Masks>
 struct MaskChain {
   template <class Params>
-  TILEWRIGHT_HOST_DEVICE static BlockRange NBlocks(const Problem& problem, i64 q_begin, i64 q_end,
-                                                   i64 block_n, const Params& params) {
+  TILEWRIGHT_HOST_DEVICE static BlockRange NBlocks(const Problem& problem,
+                                                   [[maybe_unused]] i64 q_begin,
+                                                   [[maybe_unused]] i64 q_end, i64 block_n,
+                                                   [[maybe_unused]] const Params& params) {
     const i64 n = problem.seqlen_kv;
     BlockRange range = BlocksOfKeys(n, block_n, 0, n, 0, n);
     ((range = Intersect(range, Masks::NBlocks(problem, q_begin, q_end, block_n, params))), ...);
     return range;
   }
   template <class Params>
-  TILEWRIGHT_HOST_DEVICE static bool Skip(const Problem& problem, i64 q_begin, i64 q_end,
-                                          i64 kv_begin, i64 kv_end, const Params& params) {
+  TILEWRIGHT_HOST_DEVICE static bool Skip([[maybe_unused]] const Problem& problem,
+                                          [[maybe_unused]] i64 q_begin, [[maybe_unused]] i64 q_end,
+                                          [[maybe_unused]] i64 kv_begin,
+                                          [[maybe_unused]] i64 kv_end,
+                                          [[maybe_unused]] const Params& params) {
     return (Masks::Skip(problem, q_begin, q_end, kv_begin, kv_end, params) || ...);
   }
   template <class Params>
-  TILEWRIGHT_HOST_DEVICE static bool Keep(const Problem& problem, i64 i, i64 j,
-                                          const Params& params) {
+  TILEWRIGHT_HOST_DEVICE static bool Keep(const Problem& problem, [[maybe_unused]] i64 i, i64 j,
+                                          [[maybe_unused]] const Params& params) {
     return j < problem.seqlen_kv && (Masks::Keep(problem, i, j, params) && ...);
   }
 };

@@ -14,11 +14,10 @@ namespace tilewright {
 
 template <class... Scores>
 struct ScoreChain {
-  static constexpr bool kIdentity = sizeof...(Scores) == 0;
-
   template <class Scalar, class Params>
-  TILEWRIGHT_HOST_DEVICE static Scalar Apply(Scalar score, const Problem& problem, i64 i, i64 j,
-                                             const Params& params) {
+  TILEWRIGHT_HOST_DEVICE static Scalar Apply(Scalar score, [[maybe_unused]] const Problem& problem,
+                                             [[maybe_unused]] i64 i, [[maybe_unused]] i64 j,
+                                             [[maybe_unused]] const Params& params) {
     ((score = Scores::Apply(score, problem, i, j, params)), ...);
     return score;
   }

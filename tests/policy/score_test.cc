@@ -1,0 +1,136 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "policy/bias_terms.cuh"
+#include "policy/score_alibi.cuh"
+#include "policy/score_chain.cuh"
+#include "policy/score_softcap.cuh"
+#include "policy_params.h"
+
+namespace tilewright {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Values that tell every index apart.
+std::vector<float> CountedTable(i64 count) {
+  std::vector<float> table(count);
+  for (i64 n = 0; n < count; ++n) table[n] = static_cast<float>(n);
+  return table;
+}
+
+TEST(ScoreBiasTest, FindsTheElementOfEveryBatchHeadRowAndKey) {
+  // [3 batches of the term][2 heads][5 rows][7 keys]; a problem of 12 batches.
+  constexpr i64 kBatch = 3, kHeads = 2, kRows = 5, kKeys = 7;
+  const std::vector<float> table = CountedTable(kBatch * kHeads * kRows * kKeys);
+  for (const bool by_division : {false, true}) {
+    PolicyParams params;
+    params.bias[0] = {.data = table.data(),
+                      .stride_batch = kHeads * kRows * kKeys,
+                      .stride_head = kRows * kKeys,
+                      .stride_q = kKeys,
+                      .stride_kv = 1,
+                      .batch_div = by_division ? 12 / kBatch : 1,
+                      .batch_mod = kBatch};
+    Problem problem = DenseProblem(kRows, kKeys);
+    for (problem.b = 0; problem.b < 12; ++problem.b) {
+      for (problem.h = 0; problem.h < kHeads; ++problem.h) {
+        for (i64 i = 0; i < kRows; ++i) {
+          for (i64 j = 0; j < kKeys; ++j) {
+            const i64 batch = by_division ? problem.b / 4 : problem.b % kBatch;
+            const float expected =
+                table[((batch * kHeads + problem.h) * kRows + i) * kKeys + j] + 0.5f;
+            ASSERT_EQ((ScoreBias<0, float>::Apply(0.5f, problem, i, j, params)), expected);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(ScoreBiasTest, BroadcastsAxesOfStrideZero) {
+  const std::vector<float> table = CountedTable(7);
+  PolicyParams params;
+  params.bias[1] = {.data = table.data(),
+                    .stride_batch = 0,
+                    .stride_head = 0,
+                    .stride_q = 0,
+                    .stride_kv = 1,
+                    .batch_div = 1,
+                    .batch_mod = 1};
+  Problem problem = DenseProblem(5, 7);
+  problem.b = 3;
+  problem.h = 2;
+  EXPECT_EQ((ScoreBias<1, float>::Apply(1.f, problem, 4, 6, params)), 7.f);
+}
+
+TEST(ScoreBiasTest, ReadsSixteenBitTerms) {
+  const Bf16 bf16[] = {{0}, {0xbfc0}};  // -1.5
+  const Fp16 fp16[] = {{0}, {0x3e00}};  // 1.5
+  PolicyParams params;
+  params.bias[0] = {.data = bf16,
+                    .stride_batch = 0,
+                    .stride_head = 0,
+                    .stride_q = 0,
+                    .stride_kv = 1,
+                    .batch_div = 1,
+                    .batch_mod = 1};
+  params.bias[1] = params.bias[0];
+  params.bias[1].data = fp16;
+  const Problem problem = DenseProblem(1, 2);
+  EXPECT_EQ((ScoreBias<0, Bf16>::Apply(0.f, problem, 0, 1, params)), -1.5f);
+  EXPECT_EQ((ScoreBias<1, Fp16>::Apply(0.f, problem, 0, 1, params)), 1.5f);
+}
+
+TEST(ScoreAlibiTest, FallsWithTheDistanceFromTheDiagonal) {
+  const float slopes[] = {0.5f, 0.25f, 2.f, 4.f};  // [2 batches][2 heads]
+  PolicyParams params;
+  params.alibi = {slopes, 2};
+  Problem problem = DenseProblem(3, 5);
+  problem.b = 1;
+  for (problem.h = 0; problem.h < 2; ++problem.h) {
+    for (i64 i = 0; i < 3; ++i) {
+      for (i64 j = 0; j < 5; ++j) {
+        const float slope = slopes[2 + problem.h];
+        const float to_lower_right = static_cast<float>(std::abs(i + 2 - j));
+        const float to_upper_left = static_cast<float>(std::abs(i - j));
+        EXPECT_EQ((ScoreAlibi<Align::kBottomRight>::Apply(1.f, problem, i, j, params)),
+                  1 - slope * to_lower_right);
+        EXPECT_EQ((ScoreAlibi<Align::kTopLeft>::Apply(1.f, problem, i, j, params)),
+                  1 - slope * to_upper_left);
+      }
+    }
+  }
+}
+
+TEST(ScoreSoftcapTest, BoundsScores) {
+  PolicyParams params;
+  params.softcap = {30.f, 1 / 30.f};
+  const Problem problem = DenseProblem(1, 1);
+  for (float score : {-1e6f, -30.f, -0.1f, 0.f, 1e-3f, 3.f, 29.f, 1e6f}) {
+    const double expected = 30 * std::tanh(static_cast<double>(score) / 30);
+    EXPECT_NEAR(ScoreSoftcap::Apply(score, problem, 0, 0, params), expected,
+                4e-7 * std::abs(expected));
+  }
+  EXPECT_EQ(ScoreSoftcap::Apply(kInfinity, problem, 0, 0, params), 30.f);
+}
+
+TEST(ScoreChainTest, AppliesItsLinksInOrder) {
+  const float slope = 1;
+  PolicyParams params;
+  params.alibi = {&slope, 0};
+  params.softcap = {2.f, 0.5f};
+  const Problem problem = DenseProblem(1, 8);
+  using Alibi = ScoreAlibi<Align::kTopLeft>;
+  const float bias_first = ScoreChain<Alibi, ScoreSoftcap>::Apply(5.f, problem, 0, 4, params);
+  const float cap_first = ScoreChain<ScoreSoftcap, Alibi>::Apply(5.f, problem, 0, 4, params);
+  EXPECT_NEAR(bias_first, 2 * std::tanh(0.5), 1e-6);
+  EXPECT_NEAR(cap_first, 2 * std::tanh(2.5) - 4, 1e-6);
+  EXPECT_EQ(ScoreChain<>::Apply(5.f, problem, 0, 4, params), 5.f);
+}
+
+}  // namespace
+}  // namespace tilewright
