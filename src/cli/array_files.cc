@@ -169,10 +169,13 @@ absl::StatusOr<Array> ReadNpy(const std::string& path) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, ": not a .npy file (it does not begin with \\x93NUMPY)"));
   }
-  const size_t length_bytes = text.size() > 6 && text[6] == 1 ? 2 : 4;
+  // The fixed part, as if followed by zeros where the file ends earlier.
+  unsigned char prefix[12] = {};
+  std::memcpy(prefix, text.data(), std::min(text.size(), sizeof(prefix)));
+  const size_t length_bytes = prefix[6] == 1 ? 2 : 4;
   const size_t header_at = 8 + length_bytes;
   uint32_t header_bytes = 0;
-  if (text.size() >= header_at) std::memcpy(&header_bytes, &text[8], length_bytes);
+  std::memcpy(&header_bytes, prefix + 8, length_bytes);
   if (text.size() < header_at || text.size() - header_at < header_bytes) {
     return absl::DataLossError(
         absl::StrCat(path, ": ends inside its .npy header, after ", text.size(), " bytes"));
