@@ -1,0 +1,123 @@
+// Emitted translation units, kept as files and reviewed like code. After a change that is meant,
+//   golden_test --update
+// rewrites them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+#include "emit/emit_kernel.h"
+#include "spec/canonical.h"
+
+namespace tilewright::emit {
+namespace {
+
+bool g_update = false;
+
+struct Golden {
+  std::string_view file;
+  std::string_view spec;
+  std::string_view score = "";
+  std::string_view mask = "";
+};
+
+constexpr Golden kGoldens[] = {
+    {"plain_bf16_d128", "fwd bf16 b=2 h=8 s=1024 d=128"},
+    {"causal_gqa_lse_fp16_d64", "fwd fp16 b=2 h=32/8 s=1024 d=64 causal lse"},
+    {"fp32_d36_window_top_left", "fwd fp32 b=2 h=8 s=100/90 d=36 window=63,0 align=top_left"},
+    {"mla_paged_varlen_d576v512", "fwd bf16 b=32 h=128/1 s=1/8192 d=576/512 paged=64 varlen lse"},
+    {"fp8_kv_per_token",
+     "fwd bf16 b=8 h=8/2 s=1/4096 d=128 kv=e4m3 kv_scale=token paged=16 varlen"},
+    {"fp8_all", "fwd e4m3 b=2 h=8 s=1024 d=128 out=bf16 q_scale=head kv_scale=head"},
+    {"int8_kv_strided", "fwd fp16 b=2 h=8 s=128 d=64 kv=int8 kv_scale=tensor strided_innermost"},
+    {"bias_mask_swin",
+     "fwd fp16 b=4096 h=4 s=49 d=32 bias=fp16:1,4,49,49 bias=fp16:64,1,49,49:mod "
+     "bias=bool:1,1,1,49"},
+    {"alibi_softcap_sinks", "fwd bf16 b=2 h=8 s=1024 d=128 alibi softcap=30 sinks causal"},
+    {"softcap_before_bias",
+     "fwd bf16 b=2 h=8 s=64 d=64 softcap=30 bias=bf16:1,8,64,64 "
+     "softcap_before_bias lse lse_base=2 empty_lse=+inf"},
+    {"block_mask_dropout", "fwd bf16 b=2 h=8 s=1024 d=64 block_mask=128,128 dropout=0.1"},
+    {"exact", "fwd bf16 b=2 h=8 s=77/1024 d=64 exact"},
+    {"snippets",
+     "fwd bf16 b=2 h=8 s=256 d=64 score=@distance.cuh mask=@documents.cuh array=ids:int32 "
+     "array=table:bf16 scalar=gain:float scalar=period:int64",
+     "score + gain * table[(i - j) % period]\n",
+     "// One document only.\nreturn ids[b * seqlen_kv + i] == ids[b * seqlen_kv + j];\n"},
+};
+
+plan::KernelPlan PlanFor(const AttentionSpec& spec) {
+  const auto round_up_4 = [](int64_t n) { return (n + 3) / 4 * 4; };
+  const int64_t panel = std::min<int64_t>(128, round_up_4(std::max(spec.dim_qk, spec.dim_v)));
+  return {.family = plan::Family::kFwdSimple,
+          .target = "sm_90a",
+          .block_m = 16,
+          .block_n = 32,
+          .warps = 4,
+          .rows_per_warp = 4,
+          .panel = static_cast<int>(panel),
+          .smem_bytes = 4 * (16 * round_up_4(spec.dim_qk) + 32 * (panel + 4))};
+}
+
+std::string EmitGolden(const Golden& golden) {
+  const auto reader = [&](std::string_view path) {
+    return std::string(path == "distance.cuh" ? golden.score : golden.mask);
+  };
+  const absl::StatusOr<AttentionSpec> parsed = spec::ParseSpec(golden.spec, reader);
+  if (!parsed.ok()) return parsed.status().ToString();
+  const AttentionSpec spec = spec::Canonicalise(*parsed);
+  const absl::StatusOr<artifact::KernelSource> source = EmitKernel(spec, PlanFor(spec));
+  if (!source.ok()) return source.status().ToString();
+  std::string text = source->text;
+  for (const artifact::SourceFile& header : source->generated_headers) {
+    absl::StrAppend(&text, "\n// ==== ", header.name, "\n", header.text);
+  }
+  return text;
+}
+
+std::filesystem::path Directory() {
+  return std::filesystem::path(TILEWRIGHT_SOURCE_DIR) / "tests" / "golden";
+}
+
+class GoldenTest : public testing::TestWithParam<Golden> {};
+
+TEST_P(GoldenTest, EmittedTextIsTheFiles) {
+  const std::filesystem::path path =
+      Directory() / absl::StrCat(std::string(GetParam().file), ".cu");
+  const std::string emitted = EmitGolden(GetParam());
+  if (g_update) {
+    std::ofstream(path, std::ios::binary) << emitted;
+    return;
+  }
+  std::ifstream stream(path, std::ios::binary);
+  ASSERT_TRUE(stream.is_open()) << path << " is missing: run golden_test --update";
+  const std::string expected(std::istreambuf_iterator<char>(stream), {});
+  EXPECT_EQ(emitted, expected) << "if the change is meant: golden_test --update";
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GoldenTest, testing::ValuesIn(kGoldens),
+                         [](const auto& info) { return std::string(info.param.file); });
+
+TEST(GoldenFilesTest, EveryFileHasItsSpec) {
+  std::set<std::string> known;
+  for (const Golden& golden : kGoldens) known.insert(absl::StrCat(std::string(golden.file), ".cu"));
+  for (const auto& entry : std::filesystem::directory_iterator(Directory())) {
+    if (entry.path().extension() != ".cu") continue;
+    EXPECT_EQ(known.count(entry.path().filename().string()), 1u) << entry.path();
+  }
+}
+
+}  // namespace
+}  // namespace tilewright::emit
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  tilewright::emit::g_update = argc > 1 && std::string_view(argv[1]) == "--update";
+  return RUN_ALL_TESTS();
+}
