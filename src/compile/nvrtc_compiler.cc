@@ -29,11 +29,13 @@ namespace {
 constexpr absl::string_view kLogPayload = "tilewright/compile_log";
 constexpr int kErrorLines = 6;
 
-// Variables that libnvrtc 13.0 reads and that change what it emits, or may. They cannot be taken
-// out of the environment of the program that we are a guest of, so they are part of the identity.
-constexpr std::array<std::string_view, 11> kOutputVariables = {"CAN_FINALIZE_DEBUG",
+// Variables that libnvrtc 12.4 to 13.5 read and that change what it emits, or may. They cannot be
+// taken out of the environment of the program that we are a guest of, so they are part of the
+// identity.
+constexpr std::array<std::string_view, 12> kOutputVariables = {"CAN_FINALIZE_DEBUG",
                                                                "EDG_AUXILIARY_INFO_DIR_NAME",
                                                                "EDG_BASE",
+                                                               "EDG_FRONT_END_DAEMON",
                                                                "EDG_MAIN",
                                                                "EDG_MODULES_PATH",
                                                                "EDG_MULTIBYTE_CHAR_TEST_MODE",

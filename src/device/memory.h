@@ -29,8 +29,8 @@ class DeviceBuffer {
   void* data() const { return data_; }
   size_t size() const { return size_; }
 
-  // InvalidArgument when the range leaves the buffer. Ordered in the stream. A
-  // pageable `source` may be reused on return, a pinned one when the stream has come that far.
+  // InvalidArgument when the range leaves the buffer. Ordered in the stream. A pageable `source` may
+  // be reused on return, a pinned one when the stream has come that far.
   absl::Status CopyFromHost(const void* source, size_t bytes, StreamHandle stream,
                             size_t offset = 0);
   // As CopyFromHost; synchronises the stream.
