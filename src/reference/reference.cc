@@ -167,8 +167,8 @@ class GroupForward {
       if (j % 4 == 0 || j == scorer.keys().begin) {
         words = dropout.Words(sequence_.b, scorer.h(), scorer.i(), j / 4);
       }
-      // Times 0, so that a NaN among the weights stays one.
-      if (!dropout.Keeps(words[j % 4])) weights[j - span_.begin] *= 0;
+      // A NaN that is lost here is still in the sum that divides the row.
+      if (!dropout.Keeps(words[j % 4])) weights[j - span_.begin] = 0;
     }
   }
 
