@@ -1,0 +1,1032 @@
+#!/usr/bin/env python3
+"""Measures Tilewright beside PyTorch's attention back ends on one GPU, and checks the answers.
+
+    compare.py                                  every row of bench/peers.json
+    compare.py --rows 'd128_*' sam_d80_4096     rows by name
+    compare.py --spec 'fwd bf16 b=2 h=16 s=2048 d=128 causal'
+    compare.py --topic forward --results bench/results --commit HASH
+
+Tilewright runs through its C interface (libtilewright.so), the peers through PyTorch: `cudnn`,
+`flash` (FlashAttention-2), `efficient` (memory-efficient), `flex` (FlexAttention, compiled). A peer
+that refuses a row is left out of it; one whose answer is wrong is left out as well, and named.
+
+Protocol (a power-limited chip gives 5 to 18 % to whatever runs first): all kernels of a row are
+loaded and checked, then all of them together heat the chip for at least 0.6 s, then at least three
+rounds in random order, each the median of triton.testing.do_bench; the median of the rounds
+counts, and figures are compared only within one such run, as a ratio.
+
+Inputs are random normal, stored [batch, sequence, heads, dim]. TFLOP/s count exactly the pairs that
+masks and windows allow (bench/flops.h has the same rule). Answers are compared on sampled rows with
+fp64, by the bar of the tests: 1.5 times the error of the straightforward computation in the same
+types, 5e-6 for fp32.
+
+Exits with 1 when a row does not hold, 2 for wrong usage.
+"""
+
+import argparse
+import ctypes
+import dataclasses
+import datetime
+import fnmatch
+import json
+import math
+import pathlib
+import random
+import re
+import statistics
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+PEERS = ("cudnn", "flash", "efficient", "flex")
+HEAT_SECONDS = 0.6
+WARMUP_MS = 110
+REP_MS = 70
+SAMPLED_HEADS = 4
+SAMPLED_ROWS = 64
+
+
+# ---- specs ---------------------------------------------------------------------------------------
+
+
+class SpecError(ValueError):
+    """A spec that this program cannot read or has no inputs for."""
+
+
+@dataclasses.dataclass
+class Term:
+    """A bias term (additive) or a mask term (bool, nonzero keeps), as [batch, heads, q, kv]."""
+
+    type: str
+    shape: tuple
+
+
+@dataclasses.dataclass
+class Spec:
+    text: str
+    type: str = "bf16"
+    batch: int = 1
+    heads_q: int = 1
+    heads_kv: int = 1
+    seqlen_q: int = 1
+    seqlen_kv: int = 1
+    dim_qk: int = 64
+    dim_v: int = 64
+    causal: bool = False
+    top_left: bool = False
+    window_left: int = -1
+    window_right: int = -1
+    scale: float = None
+    softcap: float = 0.0
+    softcap_before_bias: bool = False
+    alibi: bool = False
+    lse: bool = False
+    backward: bool = False
+    terms: list = dataclasses.field(default_factory=list)
+
+    def effective_scale(self):
+        return 1 / math.sqrt(self.dim_qk) if self.scale is None else self.scale
+
+    def offset(self):
+        """Where the diagonal lies: key i + offset stands before query i."""
+        return 0 if self.top_left else self.seqlen_kv - self.seqlen_q
+
+    def right(self):
+        return 0 if self.causal else self.window_right
+
+
+def _pair(value, word):
+    parts = value.split("/")
+    if len(parts) > 2 or not all(part.isdigit() for part in parts):
+        raise SpecError(f"{word}={value}: expected NUMBER or NUMBER/NUMBER")
+    return int(parts[0]), int(parts[-1])
+
+
+def _term(value, word):
+    match = re.fullmatch(r"(fp16|bf16|fp32|bool):(\d+),(\d+),(\d+),(\d+)", value)
+    if not match:
+        raise SpecError(f"{word}={value}: expected TYPE:BATCH,HEADS,QUERIES,KEYS")
+    if (match[1] == "bool") != (word == "mask"):
+        raise SpecError(f"{word}={value}: bool terms are mask=, the others bias=")
+    return Term(match[1], tuple(int(n) for n in match.groups()[1:]))
+
+
+def parse_spec(text):
+    """The part of the text form (src/spec/canonical.h) for which this program makes inputs."""
+    words = text.split()
+    if len(words) < 2 or words[0] not in ("fwd", "bwd"):
+        raise SpecError(f"{text!r}: expected `fwd TYPE words...`")
+    if words[1] not in ("fp16", "bf16", "fp32"):
+        raise SpecError(f"{words[1]}: expected fp16, bf16 or fp32")
+    spec = Spec(text=text, type=words[1], backward=words[0] == "bwd")
+    for whole in words[2:]:
+        word, _, value = whole.partition("=")
+        if word == "b" and value.isdigit():
+            spec.batch = int(value)
+        elif word == "h":
+            spec.heads_q, spec.heads_kv = _pair(value, word)
+        elif word == "s":
+            spec.seqlen_q, spec.seqlen_kv = _pair(value, word)
+        elif word == "d":
+            spec.dim_qk, spec.dim_v = _pair(value, word)
+        elif word == "causal" and value in ("", "top_left", "bottom_right"):
+            spec.causal = True
+            spec.top_left = value == "top_left"
+        elif word == "window" and re.fullmatch(r"-?\d+,-?\d+", value):
+            spec.window_left, spec.window_right = (int(n) for n in value.split(","))
+        elif word == "scale":
+            spec.scale = float(value)
+        elif word == "softcap":
+            spec.softcap = float(value)
+        elif whole in ("softcap_before_bias", "alibi", "lse"):
+            setattr(spec, word, True)
+        elif word in ("bias", "mask"):
+            spec.terms.append(_term(value, word))
+        elif whole != "layout=bshd":
+            raise SpecError(f"{whole}: compare.py makes no inputs for this word")
+    if spec.heads_kv == 0 or spec.heads_q % spec.heads_kv:
+        raise SpecError(f"h={spec.heads_q}/{spec.heads_kv}: not a multiple")
+    return spec
+
+
+def allowed_pairs(spec):
+    """(query, key) pairs that causal masks and windows allow; mirrors bench/flops.h."""
+    pairs = 0
+    last_key = spec.seqlen_kv - 1
+    right = spec.right()
+    for i in range(spec.seqlen_q):
+        diagonal = i + spec.offset()
+        first = 0 if spec.window_left < 0 else max(0, diagonal - spec.window_left)
+        last = last_key if right < 0 else min(last_key, diagonal + right)
+        pairs += max(0, last - first + 1)
+    return pairs
+
+
+def flops(spec):
+    forward = 2 * allowed_pairs(spec) * spec.heads_q * spec.batch * (spec.dim_qk + spec.dim_v)
+    return forward * 2.5 if spec.backward else float(forward)
+
+
+def alibi_slopes(heads):
+    """2^(-8 (h + 1) / heads), as in arXiv 2108.12409."""
+    return [2.0 ** (-8.0 * (h + 1) / heads) for h in range(heads)]
+
+
+# ---- the C interface -----------------------------------------------------------------------------
+
+
+class TwStrides(ctypes.Structure):
+    _fields_ = [(n, ctypes.c_int64) for n in ("batch", "seq", "head", "dim")]
+
+
+class TwTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("strides", TwStrides)]
+
+
+class TwBiasTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p)] + [
+        (n, ctypes.c_int64) for n in ("stride_batch", "stride_head", "stride_q", "stride_kv")
+    ]
+
+
+class TwSnippetValue(ctypes.Union):
+    _fields_ = [("f", ctypes.c_float), ("i", ctypes.c_int64)]
+
+
+class TwArgs(ctypes.Structure):
+    """tw_args of tilewright_c.h; a test compares the two."""
+
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("batch", ctypes.c_int64),
+        ("seqlen_q", ctypes.c_int64),
+        ("seqlen_kv", ctypes.c_int64),
+        ("q", TwTensor),
+        ("k", TwTensor),
+        ("v", TwTensor),
+        ("o", TwTensor),
+        ("lse", ctypes.c_void_p),
+        ("lse_stride_batch", ctypes.c_int64),
+        ("lse_stride_head", ctypes.c_int64),
+        ("cu_seqlens_q", ctypes.c_void_p),
+        ("cu_seqlens_kv", ctypes.c_void_p),
+        ("seqused_kv", ctypes.c_void_p),
+        ("total_q", ctypes.c_int64),
+        ("total_kv", ctypes.c_int64),
+        ("page_table", ctypes.c_void_p),
+        ("page_table_stride", ctypes.c_int64),
+        ("alibi_slopes", ctypes.c_void_p),
+        ("alibi_stride_batch", ctypes.c_int64),
+        ("bias", TwBiasTensor * 4),
+        ("sinks", ctypes.c_void_p),
+        ("block_mask", ctypes.c_void_p),
+        ("block_mask_strides", ctypes.c_int64 * 3),
+        ("q_scale", ctypes.c_void_p),
+        ("k_scale", ctypes.c_void_p),
+        ("v_scale", ctypes.c_void_p),
+        ("k_scale_strides", ctypes.c_int64 * 3),
+        ("v_scale_strides", ctypes.c_int64 * 3),
+        ("dropout_seed", ctypes.c_uint64),
+        ("dropout_offset", ctypes.c_uint64),
+        ("dropout_seed_ptr", ctypes.c_void_p),
+        ("dropout_offset_ptr", ctypes.c_void_p),
+        ("snippet_arrays", ctypes.c_void_p * 8),
+        ("snippet_scalars", TwSnippetValue * 8),
+        ("workspace", ctypes.c_void_p),
+    ]
+
+
+class TilewrightError(RuntimeError):
+    pass
+
+
+class Library:
+    """libtilewright.so with one runtime."""
+
+    def __init__(self, path):
+        lib = self.lib = ctypes.CDLL(str(path))
+        lib.tw_last_error.restype = ctypes.c_char_p
+        lib.tw_spec_text.restype = ctypes.c_char_p
+        lib.tw_explain.restype = ctypes.c_char_p
+        pointer = ctypes.c_void_p
+        lib.tw_spec_text.argtypes = lib.tw_explain.argtypes = [pointer]
+        lib.tw_runtime_create.argtypes = [pointer, ctypes.POINTER(pointer)]
+        lib.tw_runtime_destroy.argtypes = lib.tw_attention_destroy.argtypes = [pointer]
+        lib.tw_runtime_destroy.restype = lib.tw_attention_destroy.restype = None
+        lib.tw_prepare_text.argtypes = [pointer, ctypes.c_char_p, pointer, ctypes.POINTER(pointer)]
+        lib.tw_args_init.argtypes = [ctypes.POINTER(TwArgs), ctypes.c_size_t]
+        lib.tw_workspace_bytes.argtypes = [
+            pointer,
+            ctypes.POINTER(TwArgs),
+            ctypes.POINTER(ctypes.c_size_t),
+        ]
+        lib.tw_run.argtypes = [pointer, pointer, ctypes.POINTER(TwArgs), pointer]
+        self.runtime = pointer()
+        self.check(lib.tw_runtime_create(None, ctypes.byref(self.runtime)))
+
+    def check(self, status):
+        if status != 0:
+            raise TilewrightError(self.lib.tw_last_error().decode())
+
+    def prepare(self, text):
+        attention = ctypes.c_void_p()
+        self.check(
+            self.lib.tw_prepare_text(self.runtime, text.encode(), None, ctypes.byref(attention))
+        )
+        return attention
+
+    def explain(self, attention):
+        return self.lib.tw_explain(attention).decode()
+
+    def new_args(self):
+        args = TwArgs()
+        self.check(self.lib.tw_args_init(ctypes.byref(args), ctypes.sizeof(args)))
+        return args
+
+    def workspace_bytes(self, attention, args):
+        size = ctypes.c_size_t()
+        self.check(self.lib.tw_workspace_bytes(attention, ctypes.byref(args), ctypes.byref(size)))
+        return size.value
+
+
+def find_library(given):
+    if given:
+        return pathlib.Path(given)
+    places = sorted(HERE.parent.glob("build/**/libtilewright.so")) + sorted(
+        HERE.parent.glob("build*/libtilewright.so")
+    )
+    if not places:
+        raise SpecError("no libtilewright.so below build/; name it with --library")
+    return places[0]
+
+
+# ---- inputs and the answer -----------------------------------------------------------------------
+
+
+def torch_type(name):
+    import torch
+
+    return {
+        "fp16": torch.float16,
+        "bf16": torch.bfloat16,
+        "fp32": torch.float32,
+        "bool": torch.bool,
+    }[name]
+
+
+class Inputs:
+    """The tensors of a spec on the device, stored [batch, sequence, heads, dim]."""
+
+    def __init__(self, spec, seed=1):
+        import torch
+
+        self.spec = spec
+        generator = torch.Generator("cuda").manual_seed(seed)
+
+        def normal(*shape, kind=spec.type):
+            full = torch.randn(*shape, generator=generator, device="cuda", dtype=torch.float32)
+            return full.to(torch_type(kind))
+
+        self.q = normal(spec.batch, spec.seqlen_q, spec.heads_q, spec.dim_qk)
+        self.k = normal(spec.batch, spec.seqlen_kv, spec.heads_kv, spec.dim_qk)
+        self.v = normal(spec.batch, spec.seqlen_kv, spec.heads_kv, spec.dim_v)
+        self.terms = []
+        for term in spec.terms:
+            if term.type == "bool":
+                tensor = torch.rand(*term.shape, generator=generator, device="cuda") < 0.9
+            else:
+                tensor = normal(*term.shape, kind=term.type)
+            self.terms.append(tensor)
+        self.slopes = torch.tensor(alibi_slopes(spec.heads_q), device="cuda")
+
+    def term_at(self, n, b):
+        """Term n for batch b, as [heads or 1, queries or 1, keys or 1]; batch maps by modulo."""
+        return self.terms[n][b % self.terms[n].shape[0]]
+
+
+def sampled_rows(seqlen, count=SAMPLED_ROWS):
+    """The first and the last query, those around multiples of 64, and an even spread."""
+    rows = {0, seqlen - 1}
+    for edge in range(64, seqlen, max(64, seqlen // 8 // 64 * 64)):
+        rows |= {edge - 1, edge}
+    step = max(1, seqlen // max(1, count - len(rows)))
+    rows |= set(range(step // 2, seqlen, step))
+    return sorted(row for row in rows if 0 <= row < seqlen)
+
+
+def sampled_heads(spec, count=SAMPLED_HEADS):
+    """(batch, head) pairs: the corners, then a spread."""
+    pairs = [(0, 0), (spec.batch - 1, spec.heads_q - 1)]
+    for n in range(1, count - 1):
+        pairs.append((n * 7 % spec.batch, n * 5 % spec.heads_q))
+    return sorted(set(pairs))
+
+
+def scores_of(inputs, b, h, rows, compute):
+    """Masked scores of some rows in the type `compute`, in the order that semantics ask for."""
+    import torch
+
+    spec = inputs.spec
+    kv_head = h // (spec.heads_q // spec.heads_kv)
+    index = torch.tensor(rows, device="cuda")
+    q = inputs.q[b, index, h].to(compute)
+    scores = spec.effective_scale() * (q @ inputs.k[b, :, kv_head].to(compute).T)
+    i = index[:, None]
+    j = torch.arange(spec.seqlen_kv, device="cuda")[None, :]
+    keep = torch.ones_like(scores, dtype=torch.bool)
+    added = torch.zeros_like(scores)
+    for n, term in enumerate(spec.terms):
+        values = inputs.term_at(n, b)
+        values = values[h if values.shape[0] > 1 else 0]
+        values = values[index] if values.shape[0] > 1 else values
+        if term.type == "bool":
+            keep &= values
+        else:
+            added += values.to(compute)
+    if spec.alibi:
+        added -= inputs.slopes[h].to(compute) * (i + spec.offset() - j).abs()
+    if spec.softcap and spec.softcap_before_bias:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap) + added
+    else:
+        scores = scores + added
+        if spec.softcap:
+            scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    diagonal = i + spec.offset()
+    if spec.right() >= 0:
+        keep &= j <= diagonal + spec.right()
+    if spec.window_left >= 0:
+        keep &= j >= diagonal - spec.window_left
+    return scores.masked_fill(~keep, -math.inf)
+
+
+def rows_of(inputs, b, h, rows, straightforward):
+    """Outputs of some rows: exact in fp64, or the straightforward computation in the spec's types."""
+    import torch
+
+    spec = inputs.spec
+    compute = torch.float32 if straightforward else torch.float64
+    scores = scores_of(inputs, b, h, rows, compute)
+    top = scores.max(dim=-1, keepdim=True).values
+    weights = torch.exp(scores - torch.where(torch.isinf(top), torch.zeros_like(top), top))
+    total = weights.sum(dim=-1, keepdim=True)
+    if straightforward:
+        weights = weights.to(torch_type(spec.type)).to(compute)
+    v = inputs.v[b, :, h // (spec.heads_q // spec.heads_kv)].to(compute)
+    out = (weights @ v) / torch.where(total == 0, torch.ones_like(total), total)
+    return out.to(torch_type(spec.type)).double() if straightforward else out
+
+
+class Checker:
+    """Exact answers on sampled rows, and how far the straightforward computation is from them."""
+
+    def __init__(self, inputs):
+        import torch
+
+        torch.set_float32_matmul_precision("highest")
+        spec = inputs.spec
+        self.spec = spec
+        self.rows = sampled_rows(spec.seqlen_q)
+        self.heads = sampled_heads(spec)
+        self.exact = [rows_of(inputs, b, h, self.rows, False) for b, h in self.heads]
+        plain = [rows_of(inputs, b, h, self.rows, True) for b, h in self.heads]
+        self.norm = math.sqrt(sum(float(x.square().sum()) for x in self.exact))
+        error = math.sqrt(sum(float((p - x).square().sum()) for p, x in zip(plain, self.exact)))
+        self.straightforward = error / self.norm if self.norm else error
+        self.bar = 5e-6 if spec.type == "fp32" else 1.5 * self.straightforward
+
+    def error(self, out):
+        """Relative error of `out`, [batch, sequence, heads, dim]; NaN counts as infinite."""
+        import torch
+
+        index = torch.tensor(self.rows, device="cuda")
+        total = 0.0
+        for (b, h), exact in zip(self.heads, self.exact):
+            total += float((out[b, index, h].double() - exact).square().sum())
+        error = math.sqrt(total) / self.norm if self.norm else math.sqrt(total)
+        return math.inf if math.isnan(error) else error
+
+
+# ---- runners: what is timed ----------------------------------------------------------------------
+
+
+class Tilewright:
+    """One row through the C interface; call() launches, `out` holds the answer."""
+
+    def __init__(self, library, inputs, text=None):
+        import torch
+
+        spec = inputs.spec
+        self.library = library
+        self.inputs = inputs
+        self.attention = library.prepare(text or spec.text)
+        self.out = torch.full(
+            (spec.batch, spec.seqlen_q, spec.heads_q, spec.dim_v),
+            math.nan,
+            dtype=torch_type(spec.type),
+            device="cuda",
+        )
+        args = self.args = library.new_args()
+        args.batch, args.seqlen_q, args.seqlen_kv = spec.batch, spec.seqlen_q, spec.seqlen_kv
+        for name, tensor in (("q", inputs.q), ("k", inputs.k), ("v", inputs.v), ("o", self.out)):
+            field = getattr(args, name)
+            field.data = tensor.data_ptr()
+            field.strides = TwStrides(*tensor.stride())
+        if spec.lse:
+            self.lse = torch.empty(
+                spec.batch, spec.heads_q, spec.seqlen_q, dtype=torch.float32, device="cuda"
+            )
+            args.lse = self.lse.data_ptr()
+            args.lse_stride_batch, args.lse_stride_head, _ = self.lse.stride()
+        if spec.alibi:
+            args.alibi_slopes = inputs.slopes.data_ptr()
+        for n, tensor in enumerate(inputs.terms):
+            args.bias[n] = TwBiasTensor(tensor.data_ptr(), *tensor.stride())
+        scratch = library.workspace_bytes(self.attention, args)
+        if scratch:
+            self.workspace = torch.empty(scratch, dtype=torch.uint8, device="cuda")
+            args.workspace = self.workspace.data_ptr()
+        self.arguments = (library.runtime, self.attention, ctypes.byref(args))
+        self.stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+
+    def __call__(self):
+        status = self.library.lib.tw_run(*self.arguments, self.stream)
+        if status != 0:
+            self.library.check(status)
+        return self.out
+
+    def plan(self):
+        return self.library.explain(self.attention)
+
+    def close(self):
+        self.library.lib.tw_attention_destroy(self.attention)
+        self.attention = None
+
+
+def dense_term(inputs):
+    """All terms, ALiBi and the window as one additive [B or 1, H or 1, Sq, Skv] tensor."""
+    import torch
+
+    spec = inputs.spec
+    i = torch.arange(spec.seqlen_q, device="cuda")[:, None]
+    j = torch.arange(spec.seqlen_kv, device="cuda")[None, :]
+    total = torch.zeros(1, 1, spec.seqlen_q, spec.seqlen_kv, device="cuda")
+    for term, tensor in zip(spec.terms, inputs.terms):
+        batches = tensor.shape[0]
+        if batches not in (1, spec.batch):
+            tensor = tensor.repeat(spec.batch // batches, 1, 1, 1)
+        if term.type == "bool":
+            tensor = torch.zeros_like(tensor, dtype=torch.float32).masked_fill(~tensor, -math.inf)
+        total = total + tensor.float()
+    if spec.alibi:
+        distance = (i + spec.offset() - j).abs().float()
+        total = total - inputs.slopes[None, :, None, None] * distance
+    keep = torch.ones(spec.seqlen_q, spec.seqlen_kv, dtype=torch.bool, device="cuda")
+    diagonal = i + spec.offset()
+    if spec.right() >= 0:
+        keep &= j <= diagonal + spec.right()
+    if spec.window_left >= 0:
+        keep &= j >= diagonal - spec.window_left
+    return total.masked_fill(~keep, -math.inf).to(torch_type(spec.type))
+
+
+def sdpa_mask(inputs):
+    """(attn_mask, is_causal) for scaled_dot_product_attention."""
+    from torch.nn.attention.bias import causal_lower_right
+
+    spec = inputs.spec
+    window = spec.window_left >= 0 or (spec.window_right >= 0 and not spec.causal)
+    if spec.terms or spec.alibi or window:
+        return dense_term(inputs), False
+    if not spec.causal:
+        return None, False
+    if spec.seqlen_q == spec.seqlen_kv or spec.top_left:
+        return None, True
+    if spec.seqlen_q == 1:  # the only query sees every key
+        return None, False
+    return causal_lower_right(spec.seqlen_q, spec.seqlen_kv), False
+
+
+def make_sdpa(inputs, backend):
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    spec = inputs.spec
+    if spec.softcap:
+        raise TilewrightError("scaled_dot_product_attention has no softcap")
+    kind = {
+        "cudnn": SDPBackend.CUDNN_ATTENTION,
+        "flash": SDPBackend.FLASH_ATTENTION,
+        "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    }[backend]
+    mask, is_causal = sdpa_mask(inputs)
+    q, k, v = (t.transpose(1, 2) for t in (inputs.q, inputs.k, inputs.v))
+    group = spec.heads_q // spec.heads_kv
+
+    def runner(k, v, grouped):
+        def call():
+            with sdpa_kernel(kind):
+                out = torch.nn.functional.scaled_dot_product_attention(
+                    q,
+                    k,
+                    v,
+                    attn_mask=mask,
+                    is_causal=is_causal,
+                    scale=spec.effective_scale(),
+                    enable_gqa=grouped,
+                )
+            return out.transpose(1, 2)
+
+        return call
+
+    if group == 1:
+        return runner(k, v, False), ""
+    try:
+        call = runner(k, v, True)
+        call()
+        return call, ""
+    except RuntimeError:
+        # Kinder to the peer than leaving it out: the copies are made outside the measurement.
+        wide = (t.repeat_interleave(group, dim=1) for t in (k, v))
+        return runner(*wide, False), "keys and values expanded beforehand"
+
+
+def make_flash_with_window(inputs):
+    """FlashAttention-2 has windows that scaled_dot_product_attention does not pass on."""
+    import torch
+
+    spec = inputs.spec
+    if spec.terms or spec.alibi or spec.softcap or spec.top_left:
+        raise TilewrightError("PyTorch's FlashAttention-2 has no such operation")
+
+    def call():
+        return torch.ops.aten._flash_attention_forward(
+            inputs.q,
+            inputs.k,
+            inputs.v,
+            None,
+            None,
+            spec.seqlen_q,
+            spec.seqlen_kv,
+            0.0,
+            False,
+            False,
+            scale=spec.effective_scale(),
+            window_size_left=spec.window_left,
+            window_size_right=spec.right(),
+        )[0]
+
+    return call, ""
+
+
+def make_flex(inputs):
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    spec = inputs.spec
+    if spec.softcap_before_bias:
+        raise TilewrightError("not built for FlexAttention here")
+    offset, right, left = spec.offset(), spec.right(), spec.window_left
+    slopes, terms, softcap = inputs.slopes, inputs.terms, spec.softcap
+    additive = [t for term, t in zip(spec.terms, terms) if term.type != "bool"]
+    boolean = [t for term, t in zip(spec.terms, terms) if term.type == "bool"]
+
+    def at(tensor, b, h, i, j):
+        sizes = tensor.shape
+        return tensor[
+            b % sizes[0] if sizes[0] > 1 else 0,
+            h if sizes[1] > 1 else 0,
+            i if sizes[2] > 1 else 0,
+            j if sizes[3] > 1 else 0,
+        ]
+
+    def score_mod(score, b, h, i, j):
+        for tensor in additive:
+            score = score + at(tensor, b, h, i, j)
+        if spec.alibi:
+            score = score - slopes[h] * (i + offset - j).abs()
+        if softcap:
+            score = softcap * torch.tanh(score / softcap)
+        return score
+
+    def mask_mod(b, h, i, j):
+        keep = j >= 0
+        if right >= 0:
+            keep = keep & (j <= i + offset + right)
+        if left >= 0:
+            keep = keep & (j >= i + offset - left)
+        for tensor in boolean:
+            keep = keep & at(tensor, b, h, i, j)
+        return keep
+
+    block_mask = None
+    if right >= 0 or left >= 0 or boolean:
+        block_mask = create_block_mask(
+            mask_mod,
+            spec.batch if any(t.shape[0] > 1 for t in boolean) else None,
+            spec.heads_q if any(t.shape[1] > 1 for t in boolean) else None,
+            spec.seqlen_q,
+            spec.seqlen_kv,
+            device="cuda",
+        )
+    compiled = torch.compile(flex_attention, dynamic=False)
+    q, k, v = (t.transpose(1, 2) for t in (inputs.q, inputs.k, inputs.v))
+    modifies = bool(additive) or spec.alibi or softcap
+
+    def call():
+        out = compiled(
+            q,
+            k,
+            v,
+            score_mod=score_mod if modifies else None,
+            block_mask=block_mask,
+            scale=spec.effective_scale(),
+            enable_gqa=spec.heads_q != spec.heads_kv,
+        )
+        return out.transpose(1, 2)
+
+    return call, ""
+
+
+def make_peer(name, inputs):
+    """(callable that returns [batch, sequence, heads, dim], note)."""
+    if name == "flex":
+        return make_flex(inputs)
+    windowed = inputs.spec.window_left >= 0 or (
+        inputs.spec.window_right >= 0 and not inputs.spec.causal
+    )
+    if name == "flash" and windowed:
+        return make_flash_with_window(inputs)
+    return make_sdpa(inputs, name)
+
+
+# ---- measuring -----------------------------------------------------------------------------------
+
+
+def do_bench(call):
+    """Milliseconds of one call, with a cold L2."""
+    from triton.testing import do_bench as bench
+
+    return bench(call, warmup=WARMUP_MS, rep=REP_MS, return_mode="median")
+
+
+def heat(runners, synchronise, seconds=HEAT_SECONDS, clock=time.monotonic):
+    """Runs all of them in turn for at least `seconds`."""
+    start = clock()
+    while clock() - start < seconds:
+        for _ in range(4):  # so that the chip hardly idles at the synchronisation
+            for call in runners.values():
+                call()
+        synchronise()
+
+
+def measure(runners, rounds, bench=do_bench, synchronise=None, shuffle=None, clock=time.monotonic):
+    """{name: [milliseconds of each round]}, in a fresh random order each round."""
+    if synchronise is None:
+        import torch
+
+        synchronise = torch.cuda.synchronize
+    shuffle = shuffle or random.shuffle
+    heat(runners, synchronise, clock=clock)
+    times = {name: [] for name in runners}
+    for _ in range(rounds):
+        order = list(runners)
+        shuffle(order)
+        for name in order:
+            times[name].append(bench(runners[name]))
+    return times
+
+
+def tera(spec, milliseconds):
+    return flops(spec) / milliseconds * 1e-9
+
+
+def choose_peer(versus, rates):
+    """The peer that a row is judged by, or None: `best` is the fastest that answered."""
+    if versus == "best":
+        peers = {name: rate for name, rate in rates.items() if "@" not in name}
+        return max(peers, key=peers.get) if peers else None
+    return versus if versus in rates else None
+
+
+def build_row(entry, spec, times, peers_specs, error, bar, notes, plan):
+    """The result row (design section 15) from medians of rounds. `times` has "tilewright" and the
+    peers that answered; `peers_specs` the spec that each peer computed."""
+    medians = {name: statistics.median(rounds) for name, rounds in times.items()}
+    rates = {name: tera(peers_specs.get(name, spec), ms) for name, ms in medians.items()}
+    ours = rates.pop("tilewright")
+    row = {
+        "name": entry["name"],
+        "spec": spec.text,
+        "value": round(ours, 2),
+        "unit": "TFLOP/s",
+    }
+    peer = choose_peer(entry["versus"], rates)
+    right = error <= bar
+    if peer is None and entry["must"] is None:
+        row["holds"] = right
+    elif peer is None:
+        row["holds"] = False
+        row["why"] = f"the peer {entry['versus']} gave no figure: {notes or 'not asked for'}"
+    else:
+        ratio = ours / rates[peer]
+        row["peer"] = peer
+        row["peer_value"] = round(rates[peer], 2)
+        row["ratio"] = round(ratio, 4)
+        row["holds"] = right and (entry["must"] is None or ratio >= entry["must"])
+    row["must"] = entry["must"]
+    row["aim"] = entry["aim"]
+    if not right:
+        row["holds"] = False
+        row["why"] = f"the answer is wrong: relative error {error:.2e}, bar {bar:.2e}"
+    row["ms"] = round(medians["tilewright"], 5)
+    row["error"] = float(f"{error:.3e}")
+    row["error_bar"] = float(f"{bar:.3e}")
+    row["peers"] = {
+        name: {"value": round(rates[name], 2), "ms": round(medians[name], 5)} for name in rates
+    }
+    if notes:
+        row["notes"] = notes
+    row["spread"] = round(
+        max((max(r) - min(r)) / statistics.median(r) for r in times.values()), 4
+    )
+    row["plan"] = plan
+    return row
+
+
+def row_peers(entry, wanted):
+    """Peers to load for a row: those asked for and the one it is judged by."""
+    names = [name for name in PEERS if name in wanted]
+    versus = entry["versus"]
+    if versus in PEERS and versus not in names:
+        names.append(versus)
+    return names
+
+
+def run_row(entry, entries, library, wanted, rounds, check_only):
+    import torch
+
+    spec = parse_spec(entry["spec"])
+    if spec.backward:
+        raise SpecError("this program measures the forward only")
+    inputs = Inputs(spec)
+    checker = Checker(inputs)
+    ours = Tilewright(library, inputs)
+    ours()
+    torch.cuda.synchronize()
+    error = checker.error(ours.out)
+    plan = ours.plan()
+    runners = {"tilewright": ours}
+    peers_specs, notes = {}, {}
+    for name in row_peers(entry, wanted):
+        try:
+            call, note = make_peer(name, inputs)
+            peer_error = checker.error(call())
+            torch.cuda.synchronize()
+        except Exception as refusal:  # whatever a peer raises, it has no figure
+            text = str(refusal).strip()
+            notes[name] = text.splitlines()[0][:160] if text else type(refusal).__name__
+            continue
+        if peer_error > 3 * checker.bar:
+            notes[name] = f"wrong answer: relative error {peer_error:.1e}, bar {checker.bar:.1e}"
+            continue
+        runners[name] = call
+        if note:
+            notes[name] = note
+    if "@" in entry["versus"]:
+        name, _, other = entry["versus"].partition("@")
+        other_spec = parse_spec(next(e["spec"] for e in entries if e["name"] == other))
+        runners[entry["versus"]], _ = make_peer(name, Inputs(other_spec, seed=2))
+        peers_specs[entry["versus"]] = other_spec
+    if check_only:
+        held = error <= checker.bar
+        return {
+            "name": entry["name"],
+            "spec": spec.text,
+            "value": error,
+            "unit": "relative error",
+            "peer": "limit",
+            "peer_value": checker.bar,
+            "holds": held,
+            "plan": plan,
+        }
+    times = measure(runners, rounds)
+    ours.close()
+    return build_row(entry, spec, times, peers_specs, error, checker.bar, notes, plan)
+
+
+# ---- results -------------------------------------------------------------------------------------
+
+
+def device_folder(device_name):
+    """"NVIDIA H200" -> "h200"."""
+    return re.sub(r"[^a-z0-9]+", "_", device_name.lower().replace("nvidia", "")).strip("_")
+
+
+def driver_version():
+    try:
+        text = pathlib.Path("/proc/driver/nvidia/version").read_text()
+        match = re.search(r"\s(\d{3}\.\d+(\.\d+)?)\s", text)
+        if match:
+            return match[1]
+    except OSError:
+        pass
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return "unknown"
+
+
+def nvrtc_version(plans):
+    """The compiler as tw_explain names it."""
+    for plan in plans:
+        match = re.search(r"nvrtc (\d+\.\d+(\.\d+)?)", plan, re.IGNORECASE)
+        if match:
+            return match[1]
+    return "unknown"
+
+
+def commit_hash(given):
+    if given:
+        return given
+    try:
+        head = ["git", "-C", str(HERE), "rev-parse", "HEAD"]
+        return subprocess.run(head, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def merge_rows(old, new):
+    """Rows of an earlier file of the same commit, with those measured again replaced."""
+    by_name = {row["name"]: row for row in new}
+    kept = [by_name.pop(row["name"], row) for row in old]
+    return kept + list(by_name.values())
+
+
+def write_results(path, header, rows, append):
+    if append and path.exists():
+        before = json.loads(path.read_text())
+        if before["commit"] != header["commit"]:
+            raise SpecError(f"{path} is of commit {before['commit']}, not {header['commit']}")
+        rows = merge_rows(before["rows"], rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**header, "rows": rows}, indent=1) + "\n")
+
+
+def print_row(row):
+    if "value" not in row:
+        print(f"{row['name']:<28} FAILED: {row['why']}", flush=True)
+        return
+    verdict = "ok" if row["holds"] else "DOES NOT HOLD"
+    if row["unit"] == "relative error":
+        print(f"{row['name']:<28} error {row['value']:.2e} (bar {row['peer_value']:.2e})  {verdict}")
+        return
+    must = "-" if row["must"] is None else f"{row['must']:.2f}"
+    ratio = f"{row['ratio']:.3f}" if "ratio" in row else "-"
+    peers = "  ".join(f"{name} {peer['value']:.1f}" for name, peer in row["peers"].items())
+    print(
+        f"{row['name']:<28} {row['value']:>8.1f} TFLOP/s {row['ms']:>9.4f} ms  ratio {ratio:>6}"
+        f" (must {must})  {verdict}  [{peers}]" + (f"  {row['why']}" if "why" in row else ""),
+        flush=True,
+    )
+
+
+# ---- the program ---------------------------------------------------------------------------------
+
+
+def load_entries(path=HERE / "peers.json"):
+    return json.loads(path.read_text())
+
+
+def select(entries, patterns):
+    if not patterns:
+        return entries
+    chosen = [e for e in entries if any(fnmatch.fnmatch(e["name"], p) for p in patterns)]
+    for pattern in patterns:
+        if not any(fnmatch.fnmatch(e["name"], pattern) for e in entries):
+            raise SpecError(f"no row of peers.json is called {pattern}")
+    return chosen
+
+
+def parse_arguments(argv):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rows", nargs="+", default=[], help="names in peers.json, or patterns")
+    parser.add_argument("--spec", action="append", default=[], help="a spec that is no row")
+    parser.add_argument("--peers", default=",".join(PEERS), help="comma separated; '' for none")
+    parser.add_argument("--library", help="libtilewright.so (default: below build/)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--check-only", action="store_true", help="answers, no times")
+    parser.add_argument("--topic", default="forward")
+    parser.add_argument("--results", help="folder to write DEVICE/TOPIC.json into")
+    parser.add_argument("--append", action="store_true", help="keep rows of the same commit")
+    parser.add_argument("--commit", help="of the tree that is measured (default: git's HEAD)")
+    parser.add_argument("--list", action="store_true", help="print the rows and stop")
+    arguments = parser.parse_args(argv)
+    arguments.peers = [name for name in arguments.peers.split(",") if name]
+    unknown = set(arguments.peers) - set(PEERS)
+    if unknown:
+        parser.error(f"unknown peers {sorted(unknown)}; known are {', '.join(PEERS)}")
+    if arguments.rounds < 3:
+        parser.error("--rounds must be at least 3: fewer say nothing")
+    return arguments
+
+
+def main(argv):
+    arguments = parse_arguments(argv)
+    entries = load_entries()
+    chosen = [] if arguments.spec and not arguments.rows else select(entries, arguments.rows)
+    for text in arguments.spec:
+        parse_spec(text)
+        chosen.append({"name": text, "spec": text, "versus": "best", "must": None, "aim": None})
+    if arguments.list:
+        for entry in chosen:
+            print(f"{entry['name']:<28} {entry['spec']}")
+        return 0
+    import torch
+
+    if not torch.cuda.is_available():
+        raise SpecError("no GPU that PyTorch sees")
+    torch.zeros(1, device="cuda")  # the primary context, current on this thread
+    library = Library(find_library(arguments.library))
+    rows = []
+    for entry in chosen:
+        try:
+            row = run_row(
+                entry,
+                entries,
+                library,
+                arguments.peers,
+                arguments.rounds,
+                arguments.check_only,
+            )
+        except (TilewrightError, SpecError, torch.OutOfMemoryError) as failure:
+            row = {"name": entry["name"], "spec": entry["spec"], "holds": False}
+            row["why"] = str(failure)
+        rows.append(row)
+        print_row(row)
+        torch.cuda.empty_cache()
+        torch.compiler.reset()
+    if arguments.results:
+        device = torch.cuda.get_device_name()
+        path = pathlib.Path(arguments.results) / device_folder(device) / f"{arguments.topic}.json"
+        header = {
+            "topic": arguments.topic,
+            "commit": commit_hash(arguments.commit),
+            "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+            "device": device,
+            "driver": driver_version(),
+            "nvrtc": nvrtc_version(row.get("plan", "") for row in rows),
+            "command": "bench/compare.py " + " ".join(argv),
+        }
+        write_results(path, header, rows, arguments.append)
+        print(f"wrote {path}")
+    return 0 if all(row["holds"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except SpecError as error:
+        print(f"compare.py: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,294 @@
+"""The parts of bench/compare.py that need neither PyTorch nor a GPU."""
+
+import ctypes
+import importlib.util
+import json
+import math
+import os
+import pathlib
+import re
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.dont_write_bytecode = True
+_module = importlib.util.spec_from_file_location("compare", ROOT / "bench" / "compare.py")
+compare = importlib.util.module_from_spec(_module)
+sys.modules["compare"] = compare  # dataclasses look their module up
+_module.loader.exec_module(compare)
+
+
+class SpecTest(unittest.TestCase):
+    def test_words_are_read(self):
+        spec = compare.parse_spec(
+            "fwd fp16 b=3 h=8/2 s=5/9 d=192/128 causal=top_left window=4,0 scale=0.5 softcap=30"
+            " alibi lse bias=bf16:3,8,5,9 mask=bool:1,1,1,9"
+        )
+        self.assertEqual((spec.heads_q, spec.heads_kv, spec.dim_v), (8, 2, 128))
+        self.assertTrue(spec.causal and spec.top_left and spec.alibi and spec.lse)
+        self.assertEqual((spec.window_left, spec.right()), (4, 0))
+        self.assertEqual(spec.effective_scale(), 0.5)
+        self.assertEqual([t.type for t in spec.terms], ["bf16", "bool"])
+        self.assertEqual(spec.offset(), 0)
+        plain = compare.parse_spec("fwd bf16 h=4 s=5/9 d=64")
+        self.assertEqual((plain.heads_kv, plain.offset()), (4, 4))
+        self.assertEqual(plain.effective_scale(), 1 / 8)
+
+    def test_what_it_has_no_inputs_for_is_named(self):
+        for text, word in (
+            ("fwd bf16 paged=64", "paged=64"),
+            ("fwd bf16 varlen", "varlen"),
+            ("fwd e4m3 b=1", "e4m3"),
+            ("fwd bf16 h=5/2", "h=5/2"),
+            ("fwd bf16 bias=bool:1,1,1,1", "bias=bool"),
+            ("fwd bf16 d=1/2/3", "d=1/2/3"),
+            ("attention", "fwd TYPE"),
+        ):
+            with self.assertRaisesRegex(compare.SpecError, re.escape(word)):
+                compare.parse_spec(text)
+
+
+class FlopsTest(unittest.TestCase):
+    def test_the_shared_cases(self):
+        cases = json.loads((ROOT / "tests/bench/flops_cases.json").read_text())
+        self.assertGreater(len(cases), 5)
+        for case in cases:
+            spec = compare.Spec(
+                text="",
+                batch=case["batch"],
+                heads_q=case["heads"],
+                heads_kv=case["heads"],
+                seqlen_q=case["seqlen_q"],
+                seqlen_kv=case["seqlen_kv"],
+                dim_qk=case["dim_qk"],
+                dim_v=case["dim_v"],
+                causal=case["causal"],
+                top_left=case["top_left"],
+                window_left=case["window_left"],
+                window_right=case["window_right"],
+                backward=case["backward"],
+            )
+            self.assertEqual(compare.flops(spec), case["flops"], case)
+
+
+class RowsTest(unittest.TestCase):
+    def test_peers_json_is_sound(self):
+        entries = compare.load_entries()
+        names = [entry["name"] for entry in entries]
+        self.assertEqual(len(names), len(set(names)))
+        self.assertGreater(len(entries), 50)
+        for entry in entries:
+            spec = compare.parse_spec(entry["spec"])
+            self.assertGreater(compare.flops(spec), 0)
+            versus, _, other = entry["versus"].partition("@")
+            self.assertIn(versus, compare.PEERS + ("best",))
+            if other:
+                self.assertIn(other, names)
+            if entry["must"] is not None:
+                self.assertLessEqual(entry["must"], entry["aim"])
+
+    def test_rows_are_chosen_by_pattern(self):
+        entries = compare.load_entries()
+        chosen = compare.select(entries, ["d64_*_full", "sam_d80_4096"])
+        self.assertEqual(len(chosen), 6)
+        self.assertEqual(compare.select(entries, []), entries)
+        with self.assertRaisesRegex(compare.SpecError, "no_such"):
+            compare.select(entries, ["no_such*"])
+
+    def test_a_row_is_judged_by_its_peer(self):
+        spec = compare.parse_spec("fwd bf16 b=1 h=1 s=100 d=64")
+        entry = {"name": "x", "versus": "cudnn", "must": 1.5, "aim": 2.0}
+
+        def row(times, entry=entry, error=1e-3, bar=2e-3, specs=None):
+            return compare.build_row(entry, spec, times, specs or {}, error, bar, {}, "plan")
+
+        twice = row({"tilewright": [1, 9, 2], "cudnn": [4, 4, 4], "flash": [1, 1, 1]})
+        self.assertEqual((twice["ratio"], twice["peer"], twice["holds"]), (2.0, "cudnn", True))
+        self.assertEqual(twice["ms"], 2)
+        self.assertEqual(twice["unit"], "TFLOP/s")
+        self.assertAlmostEqual(twice["peers"]["flash"]["value"], compare.tera(spec, 1), places=1)
+        self.assertEqual(twice["spread"], 4.0)
+        slow = row({"tilewright": [3, 3, 3], "cudnn": [4, 4, 4]})
+        self.assertFalse(slow["holds"])
+        wrong = row({"tilewright": [1, 1, 1], "cudnn": [4, 4, 4]}, error=1)
+        self.assertFalse(wrong["holds"])
+        self.assertIn("wrong", wrong["why"])
+        self.assertFalse(row({"tilewright": [1], "cudnn": [4]}, error=math.inf)["holds"])
+        alone = row({"tilewright": [1, 1, 1]})
+        self.assertFalse(alone["holds"])
+        self.assertIn("cudnn", alone["why"])
+
+        best = {"name": "x", "versus": "best", "must": None, "aim": None}
+        fastest = row({"tilewright": [1], "cudnn": [4], "flash": [2]}, best)
+        self.assertEqual((fastest["peer"], fastest["ratio"], fastest["holds"]), ("flash", 2.0, True))
+        self.assertTrue(row({"tilewright": [1]}, best)["holds"])
+
+        # By the rate of another shape, whose work is another.
+        other = compare.parse_spec("fwd bf16 b=4 h=1 s=100 d=64")
+        by_other = {"name": "x", "versus": "cudnn@y", "must": 0.5, "aim": 0.9}
+        judged = row({"tilewright": [1], "cudnn@y": [2]}, by_other, specs={"cudnn@y": other})
+        self.assertEqual((judged["peer"], judged["ratio"]), ("cudnn@y", 0.5))
+        self.assertTrue(judged["holds"])
+
+    def test_the_peer_of_the_row_is_always_loaded(self):
+        entry = {"versus": "flex"}
+        self.assertEqual(compare.row_peers(entry, ["cudnn"]), ["cudnn", "flex"])
+        self.assertEqual(compare.row_peers(entry, ["flex", "cudnn"]), ["cudnn", "flex"])
+
+
+class MeasureTest(unittest.TestCase):
+    def test_heats_first_then_shuffled_rounds(self):
+        log, now = [], [0.0]
+
+        def runner(name):
+            def call():
+                log.append(name)
+                now[0] += 0.05
+
+            return call
+
+        runners = {"tilewright": runner("a"), "cudnn": runner("b")}
+        orders = iter([["tilewright", "cudnn"], ["cudnn", "tilewright"], ["cudnn", "tilewright"]])
+        benched = []
+
+        def bench(call):
+            benched.append("tilewright" if call is runners["tilewright"] else "cudnn")
+            return float(len(benched))
+
+        def shuffle(order):
+            order[:] = next(orders)
+
+        times = compare.measure(
+            runners, 3, bench, lambda: log.append("sync"), shuffle, lambda: now[0]
+        )
+        self.assertGreaterEqual(now[0], compare.HEAT_SECONDS)
+        self.assertEqual(log.count("a"), log.count("b"))
+        self.assertEqual(benched[:4], ["tilewright", "cudnn", "cudnn", "tilewright"])
+        self.assertEqual(times, {"tilewright": [1.0, 4.0, 6.0], "cudnn": [2.0, 3.0, 5.0]})
+
+    def test_fewer_than_three_rounds_are_refused(self):
+        with self.assertRaises(SystemExit), open(os.devnull, "w") as quiet:
+            sys.stderr, saved = quiet, sys.stderr
+            try:
+                compare.parse_arguments(["--rounds", "2"])
+            finally:
+                sys.stderr = saved
+
+
+class SampleTest(unittest.TestCase):
+    def test_rows_have_the_ends_and_the_edges(self):
+        for length in (1, 2, 49, 64, 65, 1000, 4097, 32760):
+            rows = compare.sampled_rows(length)
+            self.assertEqual((rows[0], rows[-1]), (0, length - 1))
+            self.assertEqual(rows, sorted(set(rows)))
+            if length > 65:
+                self.assertTrue({63, 64} <= set(rows))
+            self.assertLess(len(rows), 160)
+        self.assertEqual(compare.sampled_rows(49), list(range(49)))
+        self.assertEqual(compare.sampled_rows(0), [])
+
+    def test_heads_have_the_corners(self):
+        pairs = compare.sampled_heads(compare.parse_spec("fwd bf16 b=5 h=12/4 s=10 d=64"))
+        self.assertIn((0, 0), pairs)
+        self.assertIn((4, 11), pairs)
+        self.assertTrue(all(b < 5 and h < 12 for b, h in pairs))
+
+
+# C types as the header spells them, in ctypes.
+C_TYPES = {
+    "size_t": ctypes.c_size_t,
+    "int64_t": ctypes.c_int64,
+    "int32_t": ctypes.c_int32,
+    "uint64_t": ctypes.c_uint64,
+    "float": ctypes.c_float,
+    "tw_strides": compare.TwStrides,
+    "tw_tensor": compare.TwTensor,
+    "tw_bias_tensor": compare.TwBiasTensor,
+    "tw_snippet_value": compare.TwSnippetValue,
+}
+
+
+def header_fields(kind, name):
+    text = (ROOT / "src/include/tilewright/tilewright_c.h").read_text()
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
+    body = re.search(rf"typedef {kind} {name} {{(.*?)}} {name};", text, re.S)[1]
+    fields = []
+    for declaration in body.split(";"):
+        match = re.fullmatch(r"\s*(?:const )?(\w+)\s*(\*)?\s*(?:const )?(\w+)(?:\[(\d+)\])?\s*",
+                             declaration)
+        if not match:
+            pointer = re.fullmatch(r"\s*const void\s*\*\s*(\w+)\[(\d+)\]\s*", declaration)
+            if pointer:
+                fields.append((pointer[1], ctypes.c_void_p * int(pointer[2])))
+            elif declaration.strip():
+                raise AssertionError(f"cannot read {declaration!r} of {name}")
+            continue
+        base, star, field, count = match.groups()
+        one = ctypes.c_void_p if star else C_TYPES[base]
+        fields.append((field, one * int(count) if count else one))
+    return fields
+
+
+class HeaderTest(unittest.TestCase):
+    def test_structs_are_those_of_the_header(self):
+        for kind, name, mirror in (
+            ("struct", "tw_strides", compare.TwStrides),
+            ("struct", "tw_tensor", compare.TwTensor),
+            ("struct", "tw_bias_tensor", compare.TwBiasTensor),
+            ("union", "tw_snippet_value", compare.TwSnippetValue),
+            ("struct", "tw_args", compare.TwArgs),
+        ):
+            wanted = header_fields(kind, name)
+            self.assertEqual([f for f, _ in wanted], [f[0] for f in mirror._fields_], name)
+            for (field, kind_wanted), (_, kind_here) in zip(wanted, mirror._fields_):
+                self.assertEqual(ctypes.sizeof(kind_wanted), ctypes.sizeof(kind_here), field)
+
+
+class LibraryTest(unittest.TestCase):
+    def setUp(self):
+        path = os.environ.get("TILEWRIGHT_LIBRARY")
+        if not path:
+            self.skipTest("TILEWRIGHT_LIBRARY does not name a built libtilewright.so")
+        self.directory = tempfile.TemporaryDirectory()
+        os.environ["TILEWRIGHT_CACHE_DIR"] = self.directory.name
+        self.library = compare.Library(path)
+
+    def tearDown(self):
+        if hasattr(self, "directory"):
+            self.library.lib.tw_runtime_destroy(self.library.runtime)
+            self.directory.cleanup()
+
+    def test_arguments_have_the_size_that_the_library_knows(self):
+        args = self.library.new_args()
+        self.assertEqual(args.size, ctypes.sizeof(compare.TwArgs))
+
+    def test_errors_bring_the_librarys_text(self):
+        with self.assertRaisesRegex(compare.TilewrightError, "no_such_word"):
+            self.library.prepare("fwd bf16 b=1 h=1 s=8 d=64 no_such_word")
+
+
+class ResultsTest(unittest.TestCase):
+    def test_files_are_written_and_rows_of_one_commit_merged(self):
+        with tempfile.TemporaryDirectory() as directory:
+            path = pathlib.Path(directory) / "h200" / "forward.json"
+            header = {"topic": "forward", "commit": "abc", "date": "2026-12-01"}
+            compare.write_results(path, header, [{"name": "a", "value": 1}], append=False)
+            compare.write_results(
+                path, header, [{"name": "b", "value": 2}, {"name": "a", "value": 3}], append=True
+            )
+            file = json.loads(path.read_text())
+            self.assertEqual(file["topic"], "forward")
+            self.assertEqual([(r["name"], r["value"]) for r in file["rows"]], [("a", 3), ("b", 2)])
+            with self.assertRaisesRegex(compare.SpecError, "abc"):
+                compare.write_results(path, {**header, "commit": "def"}, [], append=True)
+
+    def test_names(self):
+        self.assertEqual(compare.device_folder("NVIDIA H200"), "h200")
+        self.assertEqual(compare.device_folder("NVIDIA A100-SXM4-80GB"), "a100_sxm4_80gb")
+        self.assertEqual(compare.nvrtc_version(["", "compiled by nvrtc 13.0.88 in"]), "13.0.88")
+        self.assertEqual(compare.nvrtc_version([""]), "unknown")
+
+
+if __name__ == "__main__":
+    unittest.main()
