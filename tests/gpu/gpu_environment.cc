@@ -1,0 +1,156 @@
+#include "tests/gpu/gpu_environment.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "cli/accuracy.h"
+#include "cli/device_problem.h"
+#include "spec/canonical.h"
+#include "tests/gpu/guarded_outputs.h"
+#include "tests/gpu/summary.h"
+
+namespace tilewright::gpu_tests {
+
+Flags& ProgramFlags() {
+  static auto* flags = new Flags;
+  return *flags;
+}
+
+RuntimeOptions OptionsFor(const std::string& cache_dir) {
+  RuntimeOptions options;
+  options.cache_dir = cache_dir;
+  options.tune_policy = TunePolicy::kOff;
+  return options;
+}
+
+GpuEnvironment& GpuEnvironment::Get() {
+  // Never destroyed: the driver may be gone when static destructors run.
+  static auto* environment = new GpuEnvironment;
+  return *environment;
+}
+
+GpuEnvironment::GpuEnvironment() {
+  auto devices = device::DeviceManager::Create();
+  if (!devices.ok()) {
+    missing_ = absl::StrCat("no GPU: ", devices.status().message());
+    return;
+  }
+  devices_ = *std::move(devices);
+  auto current = devices_->CurrentOrPrimary(0);
+  if (!current.ok()) {
+    missing_ = absl::StrCat("no context on device 0: ", current.status().message());
+    return;
+  }
+  current_ = *current;
+  // In memory: what these tests check of the disk they check on stores of their own.
+  RuntimeOptions options = OptionsFor("");
+  options.cache_in_memory = true;
+  auto runtime = Runtime::Create(options);
+  TILEWRIGHT_CHECK(runtime.ok());
+  runtime_ = *std::move(runtime);
+}
+
+void GpuTest::SetUp() {
+  if (!gpu().missing().empty()) GTEST_SKIP() << gpu().missing();
+  auto context = device::ScopedContext::Push(gpu().api(), gpu().context());
+  ASSERT_TRUE(context.ok()) << context.status();
+  context_.emplace(*std::move(context));
+  auto stream = device::OwnedStream::Create(gpu().api());
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  stream_ = *std::move(stream);
+}
+
+void GpuTest::TearDown() {
+  stream_ = device::OwnedStream();
+  context_.reset();
+}
+
+absl::Status RunOnDevice(Runtime& runtime, cli::HostProblem& problem, device::StreamHandle stream) {
+  const device::DriverApi& api = GpuEnvironment::Get().api();
+  TILEWRIGHT_ASSIGN_OR_RETURN(const PreparedAttention prepared, runtime.Prepare(problem.spec()));
+  TILEWRIGHT_ASSIGN_OR_RETURN(const cli::DeviceProblem on_device,
+                              cli::DeviceProblem::Upload(api, problem, stream));
+  AttentionArgs args = on_device.args();
+  TILEWRIGHT_ASSIGN_OR_RETURN(const size_t scratch, prepared.workspace_bytes(args));
+  TILEWRIGHT_ASSIGN_OR_RETURN(device::DeviceBuffer workspace,
+                              device::DeviceBuffer::Allocate(api, scratch));
+  if (scratch > 0) TILEWRIGHT_RETURN_IF_ERROR(workspace.Fill(0xff, stream));
+  args.workspace = workspace.data();
+  TILEWRIGHT_RETURN_IF_ERROR(runtime.Run(prepared, args, stream));
+  return on_device.Download(problem, stream);
+}
+
+cli::RandomProblemOptions WithSeed(uint64_t seed) {
+  cli::RandomProblemOptions options;
+  options.seed = seed;
+  return options;
+}
+
+cli::RandomProblemOptions WithLengths(std::vector<int64_t> queries, std::vector<int64_t> keys) {
+  cli::RandomProblemOptions options;
+  options.lengths_q = std::move(queries);
+  options.lengths_kv = std::move(keys);
+  return options;
+}
+
+std::vector<std::vector<std::byte>> OutputBytes(const cli::HostProblem& problem) {
+  std::vector<std::vector<std::byte>> outputs;
+  for (const cli::HostBuffer& buffer : problem.buffers()) {
+    if (buffer.output) outputs.emplace_back(buffer.base(), buffer.base() + buffer.size);
+  }
+  return outputs;
+}
+
+void PoisonOutputs(cli::HostProblem& problem, std::byte poison) {
+  for (cli::HostBuffer& buffer : problem.buffers()) {
+    if (buffer.output) std::fill_n(buffer.base(), buffer.size, poison);
+  }
+}
+
+void CheckProblem(Runtime& runtime, cli::HostProblem& problem, device::StreamHandle stream,
+                  const CheckOptions& options) {
+  const std::string text = spec::ToText(spec::Canonicalise(problem.spec()));
+  SCOPED_TRACE(text);
+  GuardOutputs(problem);
+  const absl::Status first = RunOnDevice(runtime, problem, stream);
+  if (!first.ok()) {
+    Summary::Get().RecordFailure(text);
+    FAIL() << first;
+  }
+  const std::string wrong = CheckWrites(problem);
+  EXPECT_EQ(wrong, "");
+
+  const auto rows =
+      reference::SampleRows(problem.spec(), problem.args(), options.row_limit, /*seed=*/17);
+  reference::Options reference_options;
+  reference_options.callables = options.callables;
+  const auto accuracy = cli::CheckAccuracy(problem, rows, reference_options);
+  if (!accuracy.ok()) {
+    Summary::Get().RecordFailure(text);
+    FAIL() << accuracy.status();
+  }
+  EXPECT_TRUE(accuracy->holds) << accuracy->ToString();
+
+  bool same = true;
+  if (options.second_run) {
+    const auto once = OutputBytes(problem);
+    PoisonOutputs(problem);
+    const absl::Status second = RunOnDevice(runtime, problem, stream);
+    EXPECT_TRUE(second.ok()) << second;
+    same = second.ok() && OutputBytes(problem) == once;
+    EXPECT_TRUE(same) << "two runs of the same kernel on the same data differ";
+  }
+  Summary::Get().Record(text, *accuracy, wrong.empty() && accuracy->holds && same);
+}
+
+void CheckSpec(Runtime& runtime, const AttentionSpec& spec, device::StreamHandle stream,
+               const cli::RandomProblemOptions& problem_options, const CheckOptions& options) {
+  auto problem = cli::MakeRandomProblem(spec, problem_options);
+  ASSERT_TRUE(problem.ok()) << problem.status();
+  CheckProblem(runtime, *problem, stream, options);
+}
+
+}  // namespace tilewright::gpu_tests

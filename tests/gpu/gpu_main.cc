@@ -1,0 +1,94 @@
+// The GPU tests as a program:
+//   gpu_test [GoogleTest's flags] [--slow] [--sanitizer] [--results FILE] [--commit HASH]
+//   compute-sanitizer --tool memcheck gpu_test --sanitizer
+// Exits with 1 when a test failed, also when it only could not write its results.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "bench/result_file.h"
+#include "compile/nvrtc_compiler.h"
+#include "tests/gpu/gpu_environment.h"
+#include "tests/gpu/scenarios.h"
+#include "tests/gpu/spec_sweep.h"
+#include "tests/gpu/summary.h"
+
+namespace tilewright::gpu_tests {
+namespace {
+
+// False for an argument that is none of ours.
+bool ParseFlags(int argc, char** argv, Flags& flags) {
+  for (int n = 1; n < argc; ++n) {
+    const std::string argument = argv[n];
+    const auto value = [&](const char* name, std::string& to) {
+      if (argument != name || n + 1 >= argc) return false;
+      to = argv[++n];
+      return true;
+    };
+    if (argument == "--slow") {
+      flags.slow = true;
+    } else if (argument == "--sanitizer") {
+      flags.sanitizer = true;
+    } else if (!value("--results", flags.results) && !value("--commit", flags.commit) &&
+               !value("--scenario", flags.scenario) && !value("--cache", flags.cache_dir)) {
+      std::fprintf(stderr, "unknown argument %s\n", argument.c_str());
+      return false;
+    }
+  }
+  return true;
+}
+
+std::string SanitizerFilter() {
+  std::string filter;
+  for (const SweepCase& one : SanitizerSweep()) {
+    absl::StrAppend(&filter, filter.empty() ? "" : ":", "*MatchesTheReference/", one.name);
+  }
+  return filter;
+}
+
+absl::Status WriteResults(const Flags& flags) {
+  const GpuEnvironment& gpu = GpuEnvironment::Get();
+  bench::ResultHeader header;
+  header.topic = "gpu_tests";
+  header.commit = flags.commit;
+  header.command = absl::StrCat("gpu_test --results ", flags.results, " --commit ", flags.commit);
+  if (gpu.missing().empty()) {
+    header.device = gpu.device().board.name;
+    header.driver = bench::InstalledDriverVersion();
+  }
+  const compile::NvrtcCompiler compiler({});
+  const auto version = compiler.Version();
+  if (version.ok()) header.nvrtc = *version;
+  const ::testing::UnitTest& tests = *::testing::UnitTest::GetInstance();
+  return bench::WriteResultFile(
+      flags.results, header,
+      Summary::Get().Rows(tests.test_to_run_count() - tests.skipped_test_count(),
+                          tests.failed_test_count(), tests.skipped_test_count()));
+}
+
+}  // namespace
+}  // namespace tilewright::gpu_tests
+
+int main(int argc, char** argv) {
+  using namespace tilewright::gpu_tests;
+  ::testing::InitGoogleTest(&argc, argv);
+  Flags& flags = ProgramFlags();
+  if (!ParseFlags(argc, argv, flags)) return 2;
+  if (!flags.scenario.empty()) return RunScenario(flags.scenario, flags.cache_dir);
+  if (flags.sanitizer) ::testing::GTEST_FLAG(filter) = SanitizerFilter();
+  const std::string& missing = GpuEnvironment::Get().missing();
+  if (!missing.empty()) {
+    std::fprintf(stderr, "*** The GPU tests are SKIPPED: %s\n", missing.c_str());
+  }
+  int status = RUN_ALL_TESTS();
+  if (!flags.results.empty()) {
+    const absl::Status written = WriteResults(flags);
+    if (!written.ok()) {
+      std::fprintf(stderr, "%s\n", written.ToString().c_str());
+      status = 1;
+    }
+  }
+  return status;
+}

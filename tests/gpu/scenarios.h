@@ -1,0 +1,26 @@
+// Child processes of the tests: what a process does from start to exit, where the exit itself is
+// what is tested. The program runs one with --scenario NAME --cache DIR.
+#ifndef TILEWRIGHT_TESTS_GPU_SCENARIOS_H_
+#define TILEWRIGHT_TESTS_GPU_SCENARIOS_H_
+
+#include <string>
+#include <vector>
+
+namespace tilewright::gpu_tests {
+
+// Those whose exit must be clean and silent.
+std::vector<std::string> ExitScenarios();
+
+// Runs a scenario to the end of the process or to a return, 0 when all went well; 2 when there is
+// no such scenario. Complaints go to stderr.
+int RunScenario(const std::string& name, const std::string& cache_dir);
+
+struct ChildResult {
+  int status = -1;     // exit status; -1: ended by a signal or not started
+  std::string output;  // stdout and stderr
+};
+ChildResult RunChild(const std::string& scenario, const std::string& cache_dir);
+
+}  // namespace tilewright::gpu_tests
+
+#endif  // TILEWRIGHT_TESTS_GPU_SCENARIOS_H_

@@ -1,0 +1,728 @@
+#include "tests/gpu/spec_sweep.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "spec/validate.h"
+#include "tests/gpu/snippet_rules.h"
+
+namespace tilewright::gpu_tests {
+namespace {
+
+constexpr ElementType kHalfTypes[] = {ElementType::kBf16, ElementType::kFp16};
+constexpr ElementType kAllTypes[] = {ElementType::kBf16, ElementType::kFp16, ElementType::kFp32};
+
+const char* TypeWord(ElementType type) {
+  switch (type) {
+    case ElementType::kFp16:
+      return "fp16";
+    case ElementType::kBf16:
+      return "bf16";
+    case ElementType::kFp32:
+      return "fp32";
+    case ElementType::kFp8E4m3:
+      return "e4m3";
+    case ElementType::kFp8E5m2:
+      return "e5m2";
+    case ElementType::kInt8:
+      return "int8";
+    case ElementType::kBool:
+      return "bool";
+    case ElementType::kInt32:
+      return "int32";
+  }
+  return "";
+}
+
+// Lengths that no tile divides, with off = Skv - Sq > 0.
+AttentionSpec Plain() {
+  AttentionSpec spec;
+  spec.batch = 2;
+  spec.heads_q = spec.heads_kv = 3;
+  spec.seqlen_q = 77;
+  spec.seqlen_kv = 133;
+  spec.dim_qk = spec.dim_v = 40;
+  spec.lse = true;
+  return spec;
+}
+
+class Sweep {
+ public:
+  // `change` edits a copy of Plain().
+  SweepCase& Add(std::string name, const std::function<void(AttentionSpec&)>& change) {
+    SweepCase one;
+    one.name = std::move(name);
+    one.spec = Plain();
+    change(one.spec);
+    return Add(std::move(one));
+  }
+  SweepCase& Add(SweepCase one) {
+    one.problem.seed = 1000 + cases_.size();
+    cases_.push_back(std::move(one));
+    return cases_.back();
+  }
+  std::vector<SweepCase> Take() { return std::move(cases_); }
+
+ private:
+  std::vector<SweepCase> cases_;
+};
+
+void SetHeads(AttentionSpec& s, int64_t q, int64_t kv) {
+  s.heads_q = q;
+  s.heads_kv = kv;
+}
+void SetLengths(AttentionSpec& s, int64_t q, int64_t kv) {
+  s.seqlen_q = q;
+  s.seqlen_kv = kv;
+}
+void SetDims(AttentionSpec& s, int64_t qk, int64_t v) {
+  s.dim_qk = qk;
+  s.dim_v = v;
+}
+
+void AddDims(Sweep& sweep) {
+  for (const int64_t dim : {1,  3,   7,   8,   16,  32,  33,  36,  40,  64,  72,  80,  88,
+                            96, 100, 104, 112, 120, 128, 160, 192, 256, 261, 320, 512, 1024}) {
+    for (const ElementType type : kAllTypes) {
+      SweepCase& one = sweep.Add(absl::StrCat("dim_", dim, "_", TypeWord(type)), [&](auto& s) {
+        s.type = type;
+        SetDims(s, dim, dim);
+        SetHeads(s, 2, 1);
+        s.causal = type == ElementType::kFp16;
+      });
+      one.sanitizer = type == ElementType::kBf16 && (dim == 1 || dim == 33 || dim == 261);
+    }
+  }
+  const std::pair<int64_t, int64_t> mixed[] = {{576, 512}, {192, 128}, {33, 65}, {7, 1},
+                                               {1, 7},     {128, 256}, {40, 72}, {256, 64},
+                                               {261, 100}, {1024, 3},  {3, 1024}};
+  for (const auto& [qk, v] : mixed) {
+    for (const ElementType type : kHalfTypes) {
+      SweepCase& one =
+          sweep.Add(absl::StrCat("dims_", qk, "_", v, "_", TypeWord(type)), [&](auto& s) {
+            s.type = type;
+            SetDims(s, qk, v);
+            s.causal = type == ElementType::kBf16;
+            SetHeads(s, 2, 1);
+          });
+      one.sanitizer = type == ElementType::kBf16 && qk == 576;
+    }
+  }
+}
+
+void AddLengths(Sweep& sweep) {
+  int index = 0;
+  for (const int64_t q : {0, 1, 7, 49, 1023, 4097}) {
+    for (const int64_t kv : {0, 1, 7, 49, 1023, 4097}) {
+      SweepCase& one = sweep.Add(absl::StrCat("length_", q, "_", kv), [&](auto& s) {
+        s.batch = 1;
+        SetHeads(s, 2, 1);
+        SetLengths(s, q, kv);
+        s.type = kAllTypes[index % 3];
+        const int64_t dim = index % 2 == 0 ? 32 : 36;
+        SetDims(s, dim, dim);
+        s.causal = index % 4 >= 2;
+        s.align = index % 8 >= 6 ? MaskAlign::kTopLeft : MaskAlign::kBottomRight;
+      });
+      one.sanitizer = (q == 7 && kv == 0) || (q == 49 && kv == 49);
+      ++index;
+    }
+  }
+  sweep.Add("batch_0", [](auto& s) { s.batch = 0; });
+  for (const int64_t length : {4095, 4096}) {
+    sweep.Add(absl::StrCat("length_", length, "_square"), [&](auto& s) {
+      s.batch = 1;
+      SetHeads(s, 1, 1);
+      SetLengths(s, length, length);
+      SetDims(s, 64, 64);
+      s.causal = true;
+    });
+  }
+}
+
+void AddHeads(Sweep& sweep) {
+  for (const int64_t group : {1, 2, 3, 7, 71}) {
+    for (const bool causal : {false, true}) {
+      SweepCase& one =
+          sweep.Add(absl::StrCat("group_", group, causal ? "_causal" : "_full"), [&](auto& s) {
+            const int64_t kv = group == 71 ? 1 : 2;
+            SetHeads(s, group * kv, kv);
+            s.causal = causal;
+            SetLengths(s, 33, 65);
+          });
+      one.sanitizer = group == 7 && causal;
+    }
+  }
+}
+
+void AddMasks(Sweep& sweep) {
+  const std::pair<int64_t, int64_t> lengths[] = {{77, 133}, {133, 77}, {100, 100}};
+  const std::pair<int64_t, int64_t> windows[] = {{0, 0},  {16, 0},  {16, 16},  {-1, 5},
+                                                 {5, -1}, {100, 3}, {1000, 0}, {31, 0}};
+  for (const MaskAlign align : {MaskAlign::kBottomRight, MaskAlign::kTopLeft}) {
+    const char* corner = align == MaskAlign::kTopLeft ? "top_left" : "bottom_right";
+    for (const auto& [q, kv] : lengths) {
+      SweepCase& one = sweep.Add(absl::StrCat("causal_", corner, "_", q, "_", kv), [&](auto& s) {
+        s.causal = true;
+        s.align = align;
+        SetLengths(s, q, kv);
+      });
+      one.sanitizer = q == 133;
+    }
+    int index = 0;
+    for (const auto& [left, right] : windows) {
+      const auto& [q, kv] = lengths[index++ % 3];
+      SweepCase& one =
+          sweep.Add(absl::StrCat("window_", corner, "_", left < 0 ? "all" : absl::StrCat(left), "_",
+                                 right < 0 ? "all" : absl::StrCat(right)),
+                    [&](auto& s) {
+                      s.align = align;
+                      s.window_left = left;
+                      s.window_right = right;
+                      SetLengths(s, q, kv);
+                    });
+      one.sanitizer = left == 16 && right == 16;
+    }
+  }
+  for (const auto& [q, kv] : {std::pair<int64_t, int64_t>{64, 64}, {16, 128}, {128, 32}, {1, 1}}) {
+    SweepCase& one = sweep.Add(absl::StrCat("block_mask_", q, "_", kv), [&](auto& s) {
+      s.block_mask_q = q;
+      s.block_mask_kv = kv;
+    });
+    one.sanitizer = q == 16;
+  }
+  sweep.Add("block_mask_causal", [](auto& s) {
+    s.block_mask_q = 32;
+    s.block_mask_kv = 64;
+    s.causal = true;
+  });
+}
+
+void AddScores(Sweep& sweep) {
+  for (const float scale : {0.0f, -0.2f, 0.5f, 0.02f}) {
+    sweep.Add(absl::StrCat("scale_", static_cast<int>(std::lround(scale * 100 + 100))),
+              [&](auto& s) { s.scale = scale; });
+  }
+  for (const ElementType type : kAllTypes) {
+    SweepCase& one = sweep.Add(absl::StrCat("softcap_", TypeWord(type)), [&](auto& s) {
+      s.softcap = 1.5f;
+      s.type = type;
+      s.causal = true;
+    });
+    one.sanitizer = type == ElementType::kBf16;
+    sweep
+        .Add(absl::StrCat("sinks_", TypeWord(type)),
+             [&](auto& s) {
+               s.sinks = true;
+               s.type = type;
+             })
+        .sanitizer = type == ElementType::kFp16;
+    sweep
+        .Add(absl::StrCat("alibi_", TypeWord(type)),
+             [&](auto& s) {
+               s.alibi = true;
+               s.type = type;
+             })
+        .sanitizer = type == ElementType::kFp32;
+  }
+  for (const bool before : {false, true}) {
+    const char* order = before ? "softcap_first" : "bias_first";
+    sweep.Add(absl::StrCat(order, "_bias"), [&](auto& s) {
+      s.softcap = 2;
+      s.softcap_before_bias = before;
+      s.bias.push_back({.type = ElementType::kFp16, .heads = 3, .seqlen_q = 77, .seqlen_kv = 133});
+    });
+    sweep.Add(absl::StrCat(order, "_alibi"), [&](auto& s) {
+      s.softcap = 2;
+      s.softcap_before_bias = before;
+      s.alibi = true;
+      s.causal = true;
+    });
+  }
+  sweep.Add("alibi_causal", [](auto& s) { s.alibi = s.causal = true; });
+  sweep.Add("alibi_top_left", [](auto& s) {
+    s.alibi = true;
+    s.align = MaskAlign::kTopLeft;
+  });
+  sweep.Add("alibi_gqa", [](auto& s) {
+    s.alibi = true;
+    SetHeads(s, 6, 2);
+  });
+  // Queries that see no key but the sink.
+  sweep.Add("sinks_empty_rows", [](auto& s) {
+    s.sinks = s.causal = true;
+    SetLengths(s, 133, 77);
+  });
+  sweep.Add("sinks_no_keys", [](auto& s) {
+    s.sinks = true;
+    SetLengths(s, 5, 0);
+  });
+}
+
+void AddBiases(Sweep& sweep) {
+  const ElementType types[] = {ElementType::kFp16, ElementType::kBf16, ElementType::kFp32,
+                               ElementType::kBool};
+  struct Shape {
+    const char* name;
+    int64_t batch, heads, q, kv;
+    BatchMap map;
+  };
+  // Over b=4 h=3 s=77/133.
+  const Shape shapes[] = {
+      {"keys", 4, 1, 1, 133, BatchMap::kMod},  {"heads", 1, 3, 77, 133, BatchMap::kMod},
+      {"full", 4, 3, 77, 133, BatchMap::kMod}, {"rows", 1, 1, 77, 1, BatchMap::kMod},
+      {"mod", 2, 3, 77, 133, BatchMap::kMod},  {"div", 2, 1, 77, 133, BatchMap::kDiv},
+      {"one", 1, 1, 1, 1, BatchMap::kMod}};
+  int index = 0;
+  for (const ElementType type : types) {
+    for (const Shape& shape : shapes) {
+      SweepCase& one =
+          sweep.Add(absl::StrCat("bias_", TypeWord(type), "_", shape.name), [&](auto& s) {
+            s.batch = 4;
+            s.bias.push_back({.type = type,
+                              .batch = shape.batch,
+                              .heads = shape.heads,
+                              .seqlen_q = shape.q,
+                              .seqlen_kv = shape.kv,
+                              .batch_map = shape.map});
+            s.type = kAllTypes[index % 3];
+          });
+      one.sanitizer = index % 7 == 4;
+      ++index;
+    }
+  }
+  sweep.Add("bias_two_terms", [](auto& s) {
+    s.batch = 6;
+    s.bias = {{.type = ElementType::kFp16, .heads = 3, .seqlen_q = 77, .seqlen_kv = 133},
+              {.type = ElementType::kBool, .batch = 3, .seqlen_q = 77, .seqlen_kv = 133}};
+  });
+  sweep
+      .Add("bias_four_terms",
+           [](auto& s) {
+             s.batch = 4;
+             s.causal = true;
+             s.bias = {{.type = ElementType::kFp32, .heads = 3, .seqlen_q = 77, .seqlen_kv = 133},
+                       {.type = ElementType::kBf16, .batch = 4, .seqlen_kv = 133},
+                       {.type = ElementType::kBool, .batch = 4, .seqlen_kv = 133},
+                       {.type = ElementType::kFp16, .seqlen_q = 77}};
+           })
+      .sanitizer = true;
+  // The row stride of 498 elements is no multiple of a vector.
+  sweep.Add("bias_odd_rows", [](auto& s) {
+    SetLengths(s, 49, 498);
+    s.bias = {{.type = ElementType::kFp16, .heads = 3, .seqlen_q = 49, .seqlen_kv = 498}};
+  });
+}
+
+void AddDropout(Sweep& sweep) {
+  const float rates[] = {0.1f, 0.5f, 0.9f};
+  for (int i = 0; i < 3; ++i) {
+    SweepCase& one = sweep.Add(absl::StrCat("dropout_", TypeWord(kAllTypes[i])), [&](auto& s) {
+      s.dropout = rates[i];
+      s.type = kAllTypes[i];
+    });
+    one.problem.dropout_by_pointer = i == 1;
+    one.sanitizer = i == 0;
+  }
+  sweep.Add("dropout_causal_gqa", [](auto& s) {
+    s.dropout = 0.2f;
+    s.causal = true;
+    SetHeads(s, 6, 2);
+  });
+}
+
+void AddLengthsOnTheDevice(Sweep& sweep) {
+  const auto packed = [](AttentionSpec& s) {
+    s.varlen = true;
+    s.layout = Layout::kThd;
+    s.batch = 5;
+  };
+  sweep.Add("varlen", packed).sanitizer = true;
+  sweep
+      .Add("varlen_causal",
+           [&](auto& s) {
+             packed(s);
+             s.causal = true;
+             SetHeads(s, 6, 2);
+           })
+      .sanitizer = true;
+  sweep.Add("varlen_window_top_left", [&](auto& s) {
+    packed(s);
+    s.window_left = 20;
+    s.window_right = 7;
+    s.align = MaskAlign::kTopLeft;
+  });
+  sweep.Add("varlen_alibi_sinks_dropout", [&](auto& s) {
+    packed(s);
+    s.alibi = s.sinks = true;
+    s.dropout = 0.3f;
+  });
+  for (const ElementType type : kAllTypes) {
+    sweep.Add(absl::StrCat("seqused_", TypeWord(type)), [&](auto& s) {
+      s.varlen = true;
+      s.batch = 5;
+      s.type = type;
+      s.causal = type == ElementType::kBf16;
+    });
+  }
+  sweep
+      .Add("varlen_padded_keys",
+           [](auto& s) {
+             s.varlen = true;
+             s.layout = Layout::kThd;
+             s.batch = 4;
+           })
+      .problem.varlen_arrays =
+      cli::VarlenArrays{.cu_seqlens_q = true, .cu_seqlens_kv = true, .seqused_kv = true};
+  for (const int64_t page : {1, 3, 16, 64, 256}) {
+    SweepCase& one = sweep.Add(absl::StrCat("paged_", page), [&](auto& s) {
+      s.page_size = page;
+      s.causal = page == 16;
+      SetHeads(s, 4, 2);
+    });
+    one.problem.negative_pages = page == 3;
+    one.sanitizer = page == 16;
+  }
+  sweep
+      .Add("paged_decode",
+           [](auto& s) {
+             s.varlen = true;
+             s.page_size = 16;
+             s.batch = 7;
+             SetLengths(s, 1, 500);
+             SetHeads(s, 8, 2);
+             s.causal = true;
+           })
+      .sanitizer = true;
+  sweep.Add("paged_packed_queries", [](auto& s) {
+    s.varlen = true;
+    s.layout = Layout::kThd;
+    s.page_size = 32;
+    s.batch = 4;
+    s.causal = true;
+  });
+  sweep.Add("paged_mla", [](auto& s) {
+    s.varlen = true;
+    s.page_size = 64;
+    s.batch = 3;
+    SetLengths(s, 1, 300);
+    SetHeads(s, 16, 1);
+    SetDims(s, 576, 512);
+  });
+}
+
+void AddStoredTypes(Sweep& sweep) {
+  const std::pair<ScaleKind, const char*> scales[] = {{ScaleKind::kPerTensor, "tensor"},
+                                                      {ScaleKind::kPerHead, "head"},
+                                                      {ScaleKind::kPerToken, "token"}};
+  int index = 0;
+  for (const ElementType kv : {ElementType::kFp8E4m3, ElementType::kFp8E5m2, ElementType::kInt8}) {
+    for (const auto& [kind, word] : scales) {
+      SweepCase& one = sweep.Add(absl::StrCat("kv_", TypeWord(kv), "_", word), [&](auto& s) {
+        s.kv_type = kv;
+        s.kv_scale = kind;
+        s.type = kHalfTypes[index % 2];
+        s.causal = index % 3 == 0;
+        SetHeads(s, 4, 2);
+      });
+      one.sanitizer = index == 4 || index == 8;
+      ++index;
+    }
+  }
+  sweep.Add("kv_e4m3_unscaled", [](auto& s) { s.kv_type = ElementType::kFp8E4m3; });
+  sweep.Add("kv_int8_paged", [](auto& s) {
+    s.kv_type = ElementType::kInt8;
+    s.kv_scale = ScaleKind::kPerToken;
+    s.page_size = 16;
+    s.varlen = true;
+  });
+  for (const ElementType type : {ElementType::kFp8E4m3, ElementType::kFp8E5m2}) {
+    for (const ScaleKind kind : {ScaleKind::kPerTensor, ScaleKind::kPerHead}) {
+      const bool head = kind == ScaleKind::kPerHead;
+      SweepCase& one =
+          sweep.Add(absl::StrCat("qkv_", TypeWord(type), head ? "_head" : "_tensor"), [&](auto& s) {
+            s.type = type;
+            s.out_type = head ? ElementType::kFp16 : ElementType::kBf16;
+            s.q_scale = s.kv_scale = kind;
+            SetDims(s, 64, 64);
+          });
+      one.sanitizer = type == ElementType::kFp8E4m3 && head;
+    }
+  }
+}
+
+void AddMemory(Sweep& sweep) {
+  for (const auto& [layout, word] : {std::pair<Layout, const char*>{Layout::kBshd, "bshd"},
+                                     {Layout::kBhsd, "bhsd"},
+                                     {Layout::kSbhd, "sbhd"}}) {
+    sweep.Add(absl::StrCat("layout_", word), [&](auto& s) {
+      s.layout = layout;
+      SetHeads(s, 4, 2);
+    });
+    // First elements and rows that no wide copy fits.
+    SweepCase& odd = sweep.Add(absl::StrCat("odd_strides_", word), [&](auto& s) {
+      s.layout = layout;
+      s.causal = true;
+      SetDims(s, 64, 64);
+    });
+    odd.problem.odd_strides = true;
+    odd.sanitizer = layout == Layout::kBhsd;
+  }
+  for (const ElementType type : kAllTypes) {
+    SweepCase& one = sweep.Add(absl::StrCat("strided_innermost_", TypeWord(type)), [&](auto& s) {
+      s.type = type;
+      s.strided_innermost = true;
+    });
+    one.problem.odd_strides = true;
+    one.sanitizer = type == ElementType::kFp16;
+  }
+  // b=2 h=3 s=77/133 d=40.
+  const Strides q = DenseStrides(Layout::kBshd, 2, 77, 3, 40);
+  const Strides kv = DenseStrides(Layout::kBshd, 2, 133, 3, 40);
+  const auto with = [&](const char* name, const Strides& sq, const Strides& sk, const Strides& sv,
+                        const Strides& so) {
+    sweep.Add(name, [&](auto& s) { s.strides = std::array<Strides, 4>{sq, sk, sv, so}; });
+  };
+  const Strides no_batch = {0, kv.seq, kv.head};
+  const Strides no_head = {133 * 40, 40, 0};
+  const Strides no_key = {120, 0, 40};
+  const Strides twice_q = {2 * q.batch, 2 * q.seq, q.head};
+  const Strides twice_kv = {2 * kv.batch, 2 * kv.seq, kv.head};
+  with("expanded_batch", q, no_batch, no_batch, q);
+  with("expanded_heads", q, no_head, no_head, q);
+  with("expanded_keys", q, no_key, no_key, q);
+  with("transposed", {3 * 77 * 40, 40, 77 * 40}, {3 * 133 * 40, 40, 133 * 40}, kv,
+       {40, 3 * 2 * 40, 2 * 40});
+  with("doubled_rows", q, twice_kv, kv, twice_q);
+  with("doubled_value_rows", twice_q, kv, twice_kv, q);
+  sweep
+      .Add("packed_qkv",
+           [](auto& s) {
+             SetLengths(s, 100, 100);
+             const Strides packed = {100 * 3 * 3 * 40, 3 * 3 * 40, 40};
+             s.strides = std::array<Strides, 4>{packed, packed, packed, {100 * 120, 120, 40}};
+           })
+      .sanitizer = true;
+}
+
+void AddOutputs(Sweep& sweep) {
+  sweep.Add("no_lse", [](auto& s) { s.lse = false; }).sanitizer = true;
+  sweep.Add("lse_base_2", [](auto& s) { s.lse_base = LseBase::kTwo; });
+  sweep.Add("lse_base_2_empty_rows", [](auto& s) {
+    s.lse_base = LseBase::kTwo;
+    s.causal = true;
+    SetLengths(s, 133, 77);
+  });
+  sweep.Add("empty_lse_plus_inf", [](auto& s) {
+    s.empty_lse = EmptyLse::kPlusInf;
+    s.causal = true;
+    SetLengths(s, 133, 77);
+  });
+  sweep.Add("exact", [](auto& s) { s.exact = s.causal = true; });
+  sweep.Add("batch_invariant", [](auto& s) { s.batch_invariant = true; });
+  sweep.Add("deterministic", [](auto& s) { s.deterministic = true; });
+}
+
+void AddSnippets(Sweep& sweep) {
+  for (const SnippetRule& rule : SnippetRules()) {
+    SweepCase& one = sweep.Add(absl::StrCat("snippet_", rule.name), [&](auto& s) {
+      const bool square = rule.name == "documents" || rule.name == "neighbourhood" ||
+                          rule.name == "chunks" || rule.name == "prefix_lm";
+      if (square) SetLengths(s, 130, 130);
+    });
+    rule.apply(one);
+    one.sanitizer = rule.name == "t5_buckets" || rule.name == "tree" || rule.name == "documents" ||
+                    rule.name == "infinite_scores";
+  }
+  // A score and a mask rule together, over the built-in features.
+  SweepCase& both = sweep.Add("snippet_score_and_mask", [](auto& s) {
+    s.causal = s.alibi = true;
+    SetLengths(s, 130, 130);
+  });
+  for (const SnippetRule& rule : SnippetRules()) {
+    if (rule.name == "t5_buckets" || rule.name == "chunks") rule.apply(both);
+  }
+}
+
+// Grids beyond 65,535 in some index, and many small problems at once.
+void AddLargeCounts(Sweep& sweep) {
+  sweep.Add("batch_70000", [](auto& s) {
+    s.batch = 70000;
+    SetHeads(s, 1, 1);
+    SetLengths(s, 1, 3);
+    SetDims(s, 8, 8);
+  });
+  sweep.Add("heads_66000", [](auto& s) {
+    s.batch = 1;
+    SetHeads(s, 66000, 66000);
+    SetLengths(s, 2, 3);
+    SetDims(s, 8, 8);
+  });
+  sweep.Add("swin_512", [](auto& s) {
+    s.batch = 512;
+    SetHeads(s, 4, 4);
+    SetLengths(s, 49, 49);
+    SetDims(s, 32, 32);
+    s.type = ElementType::kFp16;
+    s.bias = {{.type = ElementType::kFp16, .heads = 4, .seqlen_q = 49, .seqlen_kv = 49},
+              {.type = ElementType::kFp16, .batch = 64, .seqlen_q = 49, .seqlen_kv = 49}};
+  });
+  sweep.Add("long_rows_1_20001", [](auto& s) {
+    s.batch = 2;
+    SetHeads(s, 8, 2);
+    SetLengths(s, 1, 20001);
+    SetDims(s, 128, 128);
+  });
+}
+
+// Draws a legal combination: what a feature excludes is left out, all else is a coin.
+class Drawer {
+ public:
+  explicit Drawer(uint64_t seed) : bits_(seed) {}
+
+  int64_t Below(int64_t count) { return static_cast<int64_t>(bits_() % count); }
+  bool Coin(int one_in) { return Below(one_in) == 0; }
+  template <typename T>
+  T Of(std::initializer_list<T> choices) {
+    return *(choices.begin() + Below(static_cast<int64_t>(choices.size())));
+  }
+
+  SweepCase Draw(std::string name) {
+    SweepCase one;
+    one.name = std::move(name);
+    AttentionSpec& s = one.spec;
+    DrawSizes(s);
+    DrawTypes(s);
+    DrawMemory(one);
+    DrawMasks(s);
+    DrawScores(s);
+    if (Coin(5)) {
+      const auto& rules = SnippetRules();
+      rules[Below(static_cast<int64_t>(rules.size()))].apply(one);
+    }
+    s.lse = !Coin(4);
+    if (s.lse) {
+      s.lse_base = Coin(4) ? LseBase::kTwo : LseBase::kE;
+      s.empty_lse = Coin(4) ? EmptyLse::kPlusInf : EmptyLse::kMinusInf;
+    }
+    return one;
+  }
+
+ private:
+  void DrawSizes(AttentionSpec& s) {
+    s.batch = 1 + Below(5);
+    const int64_t kv = 1 + Below(3);
+    SetHeads(s, kv * Of<int64_t>({1, 1, 2, 3, 7}), kv);
+    SetLengths(s, Of<int64_t>({1, 7, 49, 64, 65, 130, 200}),
+               Of<int64_t>({1, 7, 49, 64, 65, 130, 257, 400}));
+    const auto dim = [&] {
+      return Of<int64_t>({1, 3, 7, 33, 36, 40, 64, 72, 96, 100, 128, 192, 261});
+    };
+    s.dim_qk = dim();
+    s.dim_v = Coin(2) ? s.dim_qk : dim();
+  }
+
+  void DrawTypes(AttentionSpec& s) {
+    s.type = Of({ElementType::kBf16, ElementType::kFp16, ElementType::kFp32});
+    if (s.type != ElementType::kFp32 && Coin(4)) {
+      s.kv_type = Of({ElementType::kFp8E4m3, ElementType::kFp8E5m2, ElementType::kInt8});
+      s.kv_scale = Of({ScaleKind::kPerTensor, ScaleKind::kPerHead, ScaleKind::kPerToken});
+    }
+  }
+
+  void DrawMemory(SweepCase& one) {
+    AttentionSpec& s = one.spec;
+    s.varlen = Coin(3);
+    s.layout =
+        s.varlen && Coin(2) ? Layout::kThd : Of({Layout::kBshd, Layout::kBhsd, Layout::kSbhd});
+    if (Coin(4)) {
+      s.page_size = Of<int64_t>({1, 5, 16, 64});
+      one.problem.negative_pages = Coin(4);
+    }
+    s.strided_innermost = s.layout != Layout::kThd && s.page_size == 0 && Coin(8);
+    one.problem.odd_strides = s.strided_innermost || Coin(3);
+    one.problem.dropout_by_pointer = Coin(2);
+  }
+
+  void DrawMasks(AttentionSpec& s) {
+    s.align = Coin(4) ? MaskAlign::kTopLeft : MaskAlign::kBottomRight;
+    s.causal = Coin(2);
+    if (Coin(3)) s.window_left = Below(90);
+    if (!s.causal && Coin(4)) s.window_right = Below(90);
+    if (Coin(6)) {
+      s.block_mask_q = Of<int64_t>({16, 64, 128});
+      s.block_mask_kv = Of<int64_t>({16, 64, 128});
+    }
+  }
+
+  void DrawScores(AttentionSpec& s) {
+    if (Coin(4)) s.scale = Of<float>({0.05f, 0.2f, -0.1f});
+    if (Coin(4)) s.softcap = Of<float>({1.0f, 8.0f});
+    s.alibi = Coin(4);
+    s.sinks = Coin(4);
+    if (Coin(4)) s.dropout = Of<float>({0.1f, 0.6f});
+    for (int64_t terms = Coin(3) ? 1 + Below(3) : 0; terms > 0; --terms) {
+      BiasTerm term;
+      term.type =
+          Of({ElementType::kFp16, ElementType::kBf16, ElementType::kFp32, ElementType::kBool});
+      term.batch = Coin(2) ? s.batch : 1;
+      if (s.batch == 4 && Coin(2)) {
+        term.batch = 2;
+        term.batch_map = Of({BatchMap::kMod, BatchMap::kDiv});
+      }
+      term.heads = Coin(2) ? s.heads_q : 1;
+      term.seqlen_q = Coin(2) ? s.seqlen_q : 1;
+      term.seqlen_kv = Coin(4) ? 1 : s.seqlen_kv;
+      s.bias.push_back(term);
+    }
+    // The order matters, and is legal to ask for, only with a softcap and something to add.
+    s.softcap_before_bias = s.softcap > 0 && (s.alibi || !s.bias.empty()) && Coin(2);
+  }
+
+  std::mt19937_64 bits_;
+};
+
+void AddRandomCombinations(Sweep& sweep) {
+  for (int i = 0; i < kRandomCombinations; ++i) {
+    SweepCase& one = sweep.Add(Drawer(0x7115 + i).Draw(absl::StrCat("random_", i)));
+    one.sanitizer = i % 33 == 0;
+  }
+}
+
+}  // namespace
+
+const std::vector<SweepCase>& SpecSweep() {
+  static const auto* cases = [] {
+    Sweep sweep;
+    AddDims(sweep);
+    AddLengths(sweep);
+    AddHeads(sweep);
+    AddMasks(sweep);
+    AddScores(sweep);
+    AddBiases(sweep);
+    AddDropout(sweep);
+    AddLengthsOnTheDevice(sweep);
+    AddStoredTypes(sweep);
+    AddMemory(sweep);
+    AddOutputs(sweep);
+    AddSnippets(sweep);
+    AddLargeCounts(sweep);
+    AddRandomCombinations(sweep);
+    return new std::vector<SweepCase>(sweep.Take());
+  }();
+  return *cases;
+}
+
+std::vector<SweepCase> SanitizerSweep() {
+  std::vector<SweepCase> chosen;
+  for (const SweepCase& one : SpecSweep()) {
+    if (one.sanitizer) chosen.push_back(one);
+  }
+  return chosen;
+}
+
+}  // namespace tilewright::gpu_tests
