@@ -10,11 +10,11 @@
 namespace tilewright::emit {
 namespace {
 
-// A user array or scalar must not meet the names of the function around it: those end in
-// underscores.
+// The names of arrays and scalars are the caller's: anything without `__` (spec::Validate). So the
+// function's own parameters have `__`, and types are qualified where such a name may hide them.
 constexpr char kArguments[] =
-    "const Problem& problem_, i64 i_, i64 j_,\n"
-    "      const Params& params_";
+    "const Problem& problem__, i64 i__, i64 j__,\n"
+    "      const Params& params__";
 
 absl::string_view Piece(std::string_view text) { return {text.data(), text.size()}; }
 
@@ -36,23 +36,32 @@ size_t SkipNonCode(std::string_view text, size_t at) {
   return std::min(end + 1, text.size());
 }
 
-// Names that the snippet may use, as locals. None must be used.
-std::string Locals(const AttentionSpec& spec) {
+// A type's name that no local can hide.
+std::string Qualified(std::string_view type) {
+  const bool builtin = type == "float" || type == "signed char";
+  return absl::StrCat(builtin ? "" : "::tilewright::", Piece(type));
+}
+
+// Opens two scopes with the names that the snippet may use; none must be used. In the inner one
+// the caller's names may hide the others.
+std::string OpenScopes(const AttentionSpec& spec) {
   std::string text =
+      " {\n"
       "    using int32_t [[maybe_unused]] = i32;\n"
       "    using uint32_t [[maybe_unused]] = u32;\n"
       "    using int64_t [[maybe_unused]] = i64;\n"
       "    using uint64_t [[maybe_unused]] = u64;\n"
-      "    [[maybe_unused]] const i64 b = problem_.b, h = problem_.h, i = i_, j = j_;\n"
-      "    [[maybe_unused]] const i64 seqlen_q = problem_.seqlen_q;\n"
-      "    [[maybe_unused]] const i64 seqlen_kv = problem_.seqlen_kv;\n";
+      "    [[maybe_unused]] const i64 b = problem__.b, h = problem__.h, i = i__, j = j__;\n"
+      "    [[maybe_unused]] const i64 seqlen_q = problem__.seqlen_q;\n"
+      "    [[maybe_unused]] const i64 seqlen_kv = problem__.seqlen_kv;\n"
+      "    {\n";
   for (const SnippetArray& array : spec.snippet_arrays) {
-    absl::StrAppend(&text, "    [[maybe_unused]] const ", Piece(SnippetTypeName(array.type)),
-                    "* const ", array.name, " = params_.user_", array.name, ";\n");
+    absl::StrAppend(&text, "      [[maybe_unused]] const ", Qualified(SnippetTypeName(array.type)),
+                    "* const ", array.name, " = params__.user_", array.name, ";\n");
   }
   for (const SnippetScalar& scalar : spec.snippet_scalars) {
-    absl::StrAppend(&text, "    [[maybe_unused]] const ", Piece(SnippetTypeName(scalar.type)), " ",
-                    scalar.name, " = params_.user_", scalar.name, ";\n");
+    absl::StrAppend(&text, "      [[maybe_unused]] const ", Qualified(SnippetTypeName(scalar.type)),
+                    " ", scalar.name, " = params__.user_", scalar.name, ";\n");
   }
   return text;
 }
@@ -67,18 +76,18 @@ std::string LineFileName(const Snippet& snippet, std::string_view default_name) 
   return absl::StrReplaceAll(name, {{"\\", "\\\\"}, {"\"", "\\\""}});
 }
 
-// Appends the snippet, which sees the locals and may shadow them, returning `type`.
+// Appends the snippet, returning `type`, and closes the scopes.
 void AppendSnippet(const Snippet& snippet, std::string_view default_name, std::string_view type,
                    std::string_view header_name, std::string* text) {
   const bool body = IsFunctionBody(snippet.text);
-  absl::StrAppend(text,
-                  body ? "    {\n" : absl::StrCat("    return static_cast<", Piece(type), ">(\n"));
+  absl::StrAppend(
+      text, body ? "      {\n" : absl::StrCat("      return static_cast<", Piece(type), ">(\n"));
   absl::StrAppend(text, "#line 1 \"", LineFileName(snippet, default_name), "\"\n", snippet.text,
                   "\n");
   // Back to this file's own lines; the #line names the one after itself.
   const auto lines = std::count(text->begin(), text->end(), '\n') + 2;
   absl::StrAppend(text, "#line ", lines, " \"", Piece(header_name), "\"\n",
-                  body ? "    }\n" : "    );\n");
+                  body ? "      }\n" : "      );\n", "    }\n  }\n");
 }
 
 }  // namespace
@@ -111,10 +120,10 @@ artifact::SourceFile UserScorePolicy(const AttentionSpec& spec) {
       "  template <class Scalar, class Params>\n"
       "  TILEWRIGHT_HOST_DEVICE static Scalar Apply(\n"
       "      [[maybe_unused]] Scalar score, ",
-      kArguments, ") {\n", Locals(spec));
+      kArguments, ")", OpenScopes(spec));
   AppendSnippet(spec.score_snippet, "score_snippet", "Scalar", kUserScoreHeader, &text);
   absl::StrAppend(&text,
-                  "  }\n};\n\n}  // namespace tilewright\n\n"
+                  "};\n\n}  // namespace tilewright\n\n"
                   "#endif  // TILEWRIGHT_USER_SCORE_MOD_CUH_\n");
   return {.name = std::string(kUserScoreHeader), .text = std::move(text)};
 }
@@ -131,10 +140,10 @@ artifact::SourceFile UserMaskPolicy(const AttentionSpec& spec) {
       "  template <class Params>\n"
       "  TILEWRIGHT_HOST_DEVICE static bool Keep(\n"
       "      ",
-      kArguments, ") {\n", Locals(spec));
+      kArguments, ")", OpenScopes(spec));
   AppendSnippet(spec.mask_snippet, "mask_snippet", "bool", kUserMaskHeader, &text);
   absl::StrAppend(&text,
-                  "  }\n};\n\n}  // namespace tilewright\n\n"
+                  "};\n\n}  // namespace tilewright\n\n"
                   "#endif  // TILEWRIGHT_USER_MASK_MOD_CUH_\n");
   return {.name = std::string(kUserMaskHeader), .text = std::move(text)};
 }

@@ -40,7 +40,7 @@ TEST(UserPolicyTest, ABodyStandsAlone) {
   spec.mask_snippet = {.text = "return i > j;", .file_name = ""};
   const artifact::SourceFile file = UserMaskPolicy(spec);
   EXPECT_EQ(file.name, kUserMaskHeader);
-  EXPECT_THAT(file.text, HasSubstr("    {\n#line 1 \"mask_snippet\"\nreturn i > j;\n"));
+  EXPECT_THAT(file.text, HasSubstr("      {\n#line 1 \"mask_snippet\"\nreturn i > j;\n"));
 }
 
 TEST(UserPolicyTest, LinesAfterTheSnippetAreTheHeadersOwn) {
@@ -64,12 +64,12 @@ TEST(UserPolicyTest, ArraysAndScalarsAreLocals) {
                          {"ids", ElementType::kInt32}};
   spec.snippet_scalars = {{"gain", ScalarType::kFloat}, {"period", ScalarType::kInt64}};
   const std::string text = UserScorePolicy(spec).text;
-  EXPECT_THAT(text, HasSubstr("const Bf16* const table = params_.user_table;"));
-  EXPECT_THAT(text, HasSubstr("const signed char* const codes = params_.user_codes;"));
-  EXPECT_THAT(text, HasSubstr("const Bool8* const flags = params_.user_flags;"));
-  EXPECT_THAT(text, HasSubstr("const i32* const ids = params_.user_ids;"));
-  EXPECT_THAT(text, HasSubstr("const float gain = params_.user_gain;"));
-  EXPECT_THAT(text, HasSubstr("const i64 period = params_.user_period;"));
+  EXPECT_THAT(text, HasSubstr("const ::tilewright::Bf16* const table = params__.user_table;"));
+  EXPECT_THAT(text, HasSubstr("const signed char* const codes = params__.user_codes;"));
+  EXPECT_THAT(text, HasSubstr("const ::tilewright::Bool8* const flags = params__.user_flags;"));
+  EXPECT_THAT(text, HasSubstr("const ::tilewright::i32* const ids = params__.user_ids;"));
+  EXPECT_THAT(text, HasSubstr("const float gain = params__.user_gain;"));
+  EXPECT_THAT(text, HasSubstr("const ::tilewright::i64 period = params__.user_period;"));
 }
 
 }  // namespace

@@ -74,25 +74,27 @@ namespace tilewright {
 struct ScoreUser {
   template <class Scalar, class Params>
   TILEWRIGHT_HOST_DEVICE static Scalar Apply(
-      [[maybe_unused]] Scalar score, const Problem& problem_, i64 i_, i64 j_,
-      const Params& params_) {
+      [[maybe_unused]] Scalar score, const Problem& problem__, i64 i__, i64 j__,
+      const Params& params__) {
     using int32_t [[maybe_unused]] = i32;
     using uint32_t [[maybe_unused]] = u32;
     using int64_t [[maybe_unused]] = i64;
     using uint64_t [[maybe_unused]] = u64;
-    [[maybe_unused]] const i64 b = problem_.b, h = problem_.h, i = i_, j = j_;
-    [[maybe_unused]] const i64 seqlen_q = problem_.seqlen_q;
-    [[maybe_unused]] const i64 seqlen_kv = problem_.seqlen_kv;
-    [[maybe_unused]] const i32* const ids = params_.user_ids;
-    [[maybe_unused]] const Bf16* const table = params_.user_table;
-    [[maybe_unused]] const float gain = params_.user_gain;
-    [[maybe_unused]] const i64 period = params_.user_period;
-    return static_cast<Scalar>(
+    [[maybe_unused]] const i64 b = problem__.b, h = problem__.h, i = i__, j = j__;
+    [[maybe_unused]] const i64 seqlen_q = problem__.seqlen_q;
+    [[maybe_unused]] const i64 seqlen_kv = problem__.seqlen_kv;
+    {
+      [[maybe_unused]] const ::tilewright::i32* const ids = params__.user_ids;
+      [[maybe_unused]] const ::tilewright::Bf16* const table = params__.user_table;
+      [[maybe_unused]] const float gain = params__.user_gain;
+      [[maybe_unused]] const ::tilewright::i64 period = params__.user_period;
+      return static_cast<Scalar>(
 #line 1 "distance.cuh"
 score + gain * table[(i - j) % period]
 
-#line 31 "user/score_mod.cuh"
-    );
+#line 32 "user/score_mod.cuh"
+      );
+    }
   }
 };
 
@@ -113,25 +115,27 @@ namespace tilewright {
 struct MaskUser : MaskElementwise {
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static bool Keep(
-      const Problem& problem_, i64 i_, i64 j_,
-      const Params& params_) {
+      const Problem& problem__, i64 i__, i64 j__,
+      const Params& params__) {
     using int32_t [[maybe_unused]] = i32;
     using uint32_t [[maybe_unused]] = u32;
     using int64_t [[maybe_unused]] = i64;
     using uint64_t [[maybe_unused]] = u64;
-    [[maybe_unused]] const i64 b = problem_.b, h = problem_.h, i = i_, j = j_;
-    [[maybe_unused]] const i64 seqlen_q = problem_.seqlen_q;
-    [[maybe_unused]] const i64 seqlen_kv = problem_.seqlen_kv;
-    [[maybe_unused]] const i32* const ids = params_.user_ids;
-    [[maybe_unused]] const Bf16* const table = params_.user_table;
-    [[maybe_unused]] const float gain = params_.user_gain;
-    [[maybe_unused]] const i64 period = params_.user_period;
+    [[maybe_unused]] const i64 b = problem__.b, h = problem__.h, i = i__, j = j__;
+    [[maybe_unused]] const i64 seqlen_q = problem__.seqlen_q;
+    [[maybe_unused]] const i64 seqlen_kv = problem__.seqlen_kv;
     {
+      [[maybe_unused]] const ::tilewright::i32* const ids = params__.user_ids;
+      [[maybe_unused]] const ::tilewright::Bf16* const table = params__.user_table;
+      [[maybe_unused]] const float gain = params__.user_gain;
+      [[maybe_unused]] const ::tilewright::i64 period = params__.user_period;
+      {
 #line 1 "documents.cuh"
 // One document only.
 return ids[b * seqlen_kv + i] == ids[b * seqlen_kv + j];
 
-#line 32 "user/mask_mod.cuh"
+#line 33 "user/mask_mod.cuh"
+      }
     }
   }
 };
