@@ -27,7 +27,8 @@ typename Map::iterator Oldest(Map& map, const Key& keep) {
 
 template <typename Value>
 void KernelTable::Touch(const Slot<Value>& slot) const {
-  const int64_t now = insertions_.load(std::memory_order_relaxed);
+  // Odd: after what was inserted last, before what comes next.
+  const int64_t now = clock_.load(std::memory_order_relaxed) + 1;
   if (slot.used.load(std::memory_order_relaxed) != now) {
     slot.used.store(now, std::memory_order_relaxed);
   }
@@ -57,7 +58,7 @@ int64_t KernelTable::Insert(SpecKey key, std::shared_ptr<const PreparedAttention
   std::vector<std::shared_ptr<const ResidentKernel>> dropped_kernels;
   {
     std::unique_lock<std::shared_mutex> lock(mutex_);
-    const int64_t now = insertions_.fetch_add(1, std::memory_order_relaxed) + 1;
+    const int64_t now = clock_.fetch_add(2, std::memory_order_relaxed) + 2;
     auto& spec_slot = specs_[key];
     if (spec_slot == nullptr) spec_slot = std::make_unique<Slot<PreparedAttention::State>>();
     dropped_states.push_back(std::exchange(spec_slot->value, std::move(state)));

@@ -88,7 +88,7 @@ class KernelTable {
 
   const Limits limits_;
   mutable std::shared_mutex mutex_;  // guards the maps; what a slot counts is atomic
-  std::atomic<int64_t> insertions_ = 0;
+  std::atomic<int64_t> clock_ = 0;  // twice the number of insertions
   Map<SpecKey, PreparedAttention::State> specs_;
   Map<KernelKey, ResidentKernel> kernels_;
 };

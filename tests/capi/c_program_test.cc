@@ -1,0 +1,118 @@
+// A program in C, with a driver that records and with one that is too old; and what the shared
+// library shows.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string>
+
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+struct Output {
+  std::string text;
+  int exit_code = -1;
+};
+
+Output RunCommand(const std::string& command) {
+  Output output;
+  FILE* pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return output;
+  char line[1024];
+  while (std::fgets(line, sizeof(line), pipe) != nullptr) output.text += line;
+  const int status = pclose(pipe);
+  if (WIFEXITED(status)) output.exit_code = WEXITSTATUS(status);
+  return output;
+}
+
+class CProgramTest : public testing::Test {
+ protected:
+  CProgramTest()
+      : directory_(std::filesystem::path(testing::TempDir()) /
+                   ("tilewright_c_" + std::to_string(getpid()))) {}
+  ~CProgramTest() override { std::filesystem::remove_all(directory_); }
+
+  // With the libcuda.so.1 of a folder.
+  Output RunWith(const std::string& driver_folder) const {
+    return RunCommand("LD_LIBRARY_PATH='" + driver_folder + "' '" TILEWRIGHT_C_PROGRAM "' '" +
+                      directory_.string() + "' 2>&1");
+  }
+
+  const std::filesystem::path directory_;
+};
+
+TEST_F(CProgramTest, PreparesRunsAndExplains) {
+  const Output cold = RunWith(TILEWRIGHT_RECORDING_LIBCUDA_DIR);
+  if (cold.text.find("TW_UNAVAILABLE") != std::string::npos) GTEST_SKIP() << cold.text;
+  EXPECT_EQ(cold.exit_code, 0) << cold.text;
+  EXPECT_THAT(cold.text, HasSubstr("prepare TW_OK"));
+  EXPECT_THAT(cold.text, HasSubstr("prepare_text TW_OK"));
+  EXPECT_THAT(cold.text, HasSubstr("spec fwd fp32 b=2 h=4/4 s=64/64 d=32/32 causal lse"));
+  EXPECT_THAT(cold.text, HasSubstr("explain 1"));
+  EXPECT_THAT(cold.text, HasSubstr("workspace_bytes 0"));
+  EXPECT_THAT(cold.text, HasSubstr("run TW_OK"));
+  EXPECT_THAT(cold.text, HasSubstr("launch attn_fwd_simple__"));
+  EXPECT_THAT(cold.text, HasSubstr("run_null_q TW_INVALID_ARGUMENT q.data = null: must be set"));
+  EXPECT_THAT(cold.text, HasSubstr("memory_hits 2"));
+  EXPECT_THAT(cold.text, HasSubstr("compiles 1 store_hits 0"));
+  size_t launches = 0;
+  for (size_t at = 0; (at = cold.text.find("launch ", at)) != std::string::npos; ++at) ++launches;
+  EXPECT_EQ(launches, 2u) << cold.text;
+
+  const Output warm = RunWith(TILEWRIGHT_RECORDING_LIBCUDA_DIR);
+  EXPECT_EQ(warm.exit_code, 0) << warm.text;
+  EXPECT_THAT(warm.text, HasSubstr("compiles 0 store_hits 1"));
+}
+
+TEST_F(CProgramTest, SaysThatTheDriverIsTooOld) {
+  const Output output = RunWith(TILEWRIGHT_OLD_LIBCUDA_DIR);
+  EXPECT_EQ(output.exit_code, 1);
+  EXPECT_THAT(output.text, HasSubstr("create TW_OK"));
+  EXPECT_THAT(output.text, HasSubstr("prepare TW_UNAVAILABLE"));
+  EXPECT_THAT(output.text, HasSubstr("11.8"));
+  EXPECT_THAT(output.text, HasSubstr("12.4"));
+}
+
+// The functions that the header declares.
+std::set<std::string> DeclaredFunctions() {
+  std::ifstream file(TILEWRIGHT_SOURCE_DIR "/src/include/tilewright/tilewright_c.h");
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const std::regex declaration("\nTW_API [^(]*\\b(tw_[a-z_]+)\\(");
+  std::set<std::string> names;
+  for (std::sregex_iterator it(text.begin(), text.end(), declaration), end; it != end; ++it) {
+    names.insert((*it)[1]);
+  }
+  return names;
+}
+
+TEST(SharedLibraryTest, ShowsTheFunctionsOfTheHeaderAndNothingElse) {
+  const Output symbols =
+      RunCommand("nm -D --defined-only --format=posix '" TILEWRIGHT_SHARED_LIBRARY "'");
+  if (symbols.exit_code == 127) GTEST_SKIP() << "no nm";
+  ASSERT_EQ(symbols.exit_code, 0);
+  std::set<std::string> shown;
+  std::istringstream lines(symbols.text);
+  for (std::string line; std::getline(lines, line);) shown.insert(line.substr(0, line.find(' ')));
+  EXPECT_THAT(DeclaredFunctions(), testing::Contains("tw_run"));
+  EXPECT_EQ(shown, DeclaredFunctions());
+}
+
+TEST(SharedLibraryTest, NeedsNeitherDriverNorCompilerToStart) {
+  const Output needed = RunCommand("readelf -d '" TILEWRIGHT_SHARED_LIBRARY "'");
+  if (needed.exit_code == 127) GTEST_SKIP() << "no readelf";
+  EXPECT_THAT(needed.text, HasSubstr("NEEDED"));
+  EXPECT_THAT(needed.text, Not(HasSubstr("libcuda")));
+  EXPECT_THAT(needed.text, Not(HasSubstr("libnvrtc")));
+}
+
+}  // namespace
