@@ -18,32 +18,33 @@ namespace tilewright::cache {
 
 // One named part of an entry: "cubin", "source", "facts".
 struct Section {
-  std::string name;
-  std::string bytes;
+  std::string name = {};
+  std::string bytes = {};
 };
 
 // What is stored under a key. The manifest is the text that the key is the SHA-256 of
 // (base/labelled_hash.h); the variant tells apart entries of one key that different compilers made.
 struct Entry {
-  std::string manifest;
-  std::string variant;  // compiler identity, any bytes
-  std::vector<Section> sections;
+  std::string manifest = {};
+  std::string variant = {};  // compiler identity, any bytes
+  std::vector<Section> sections = {};
 
   // nullptr when there is no such section.
   const std::string* Find(std::string_view name) const;
 };
 
 struct EntryKey {
-  Digest digest;                       // SHA-256 of the manifest
-  std::optional<std::string> variant;  // absent: any compiler's entry will do
+  Digest digest = {};                       // SHA-256 of the manifest
+  std::optional<std::string> variant = {};  // absent: any compiler's entry will do
 };
 
 struct EntryInfo {
-  Digest digest;
-  std::string variant_hex;  // first 16 digits of the SHA-256 of the variant, as in the file name
+  Digest digest = {};
+  std::string variant_hex =
+      {};  // first 16 digits of the SHA-256 of the variant, as in the file name
   int64_t bytes = 0;
-  int64_t mtime_s = 0;  // for people and eviction, never for validity
-  std::string path;     // empty in memory
+  int64_t mtime_s = 0;    // for people and eviction, never for validity
+  std::string path = {};  // empty in memory
 };
 
 // Counters of one store since it was opened; they only grow, but `entries` and `bytes`.

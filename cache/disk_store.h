@@ -18,11 +18,11 @@
 namespace tilewright::cache {
 
 struct DiskStoreOptions {
-  std::string directory;      // absolute
-  bool read_only = false;     // no write, no lock, no time stamp
-  bool pack = false;          // read-only, may belong to root, files may have several links
-  bool group_shared = false;  // owners and group may differ; new files follow the umask
-  int64_t max_bytes = 0;      // of allocated blocks; 0: no limit
+  std::string directory = {};  // absolute
+  bool read_only = false;      // no write, no lock, no time stamp
+  bool pack = false;           // read-only, may belong to root, files may have several links
+  bool group_shared = false;   // owners and group may differ; new files follow the umask
+  int64_t max_bytes = 0;       // of allocated blocks; 0: no limit
 };
 
 struct GcOptions {

@@ -14,8 +14,8 @@
 namespace tilewright::cache {
 
 struct StoreOptions {
-  std::string directory;           // the user's store; empty: the default place (R21)
-  std::vector<std::string> packs;  // read-only, searched first
+  std::string directory = {};           // the user's store; empty: the default place (R21)
+  std::vector<std::string> packs = {};  // read-only, searched first
   bool read_only = false;
   bool in_memory = false;
   int64_t max_bytes = 0;      // of the user's store on disk; 0: no limit
