@@ -1,0 +1,298 @@
+// Compiles emitted kernels by NVRTC for every architecture that the matrix names: each must compile
+// without a warning, not spill, and stay within tests/resource_budget.csv. Needs no GPU.
+//
+//   compile_matrix_test            every head dim on the main targets, every feature on some
+//   compile_matrix_test --slow     every feature with every head dim on every target
+//   compile_matrix_test --update   rewrites the budget from what was measured (with --slow: all of
+//   it)
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <fstream>
+#include <map>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "arch/arch_traits.h"
+#include "arch/board_profile.h"
+#include "base/status_macros.h"
+#include "compile/nvrtc_compiler.h"
+#include "emit/emit_kernel.h"
+#include "emit/template_bundle.h"
+#include "plan/planner.h"
+#include "spec/canonical.h"
+
+namespace tilewright {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+bool g_slow = false;
+bool g_update = false;
+
+// A register more or less is the compiler's mood, and its version's.
+constexpr int kRegisterSlack = 8;
+
+constexpr std::string_view kMainTargets[] = {"sm_75", "sm_80", "sm_90a", "sm_120a"};
+
+constexpr std::string_view kDims[] = {"1",   "3",   "33",  "36",      "64",  "72",
+                                      "128", "261", "512", "576/512", "1024"};
+
+// What follows "fwd ", with d= and s= left out.
+constexpr std::string_view kFeatures[] = {
+    "bf16 h=8",
+    "fp16 h=8/1 causal lse",
+    "fp32 h=8/2 window=127,0 align=top_left",
+    "bf16 h=8/2 softcap=30 alibi sinks causal",
+    "fp16 h=8 bias=fp16:1,8,512,512 bias=fp32:2,1,512,512 bias=bool:2,1,1,512 softcap=5 "
+    "softcap_before_bias",
+    "bf16 h=8 dropout=0.1 lse lse_base=2 empty_lse=+inf",
+    "bf16 h=8/1 varlen causal lse",
+    "bf16 h=8/1 varlen paged=16 kv=e4m3 kv_scale=token",
+    "fp16 h=8/1 paged=64 kv=int8 kv_scale=head lse",
+    "e4m3 h=8 out=bf16 q_scale=head kv_scale=tensor",
+    "e5m2 h=8 out=fp16 kv=e5m2 q_scale=tensor",
+    "bf16 h=8 block_mask=128,128 causal",
+    "bf16 h=8 strided_innermost out=fp32",
+    "bf16 h=8 exact causal",
+    "bf16 h=8 score=@score mask=@mask array=table:bf16 array=ids:int32 array=codes:int8 "
+    "array=flags:bool scalar=gain:float scalar=period:int64",
+    "bf16 h=8/1 window=511,0 softcap=20 alibi bias=bf16:1,8,512,512 sinks dropout=0.2 varlen "
+    "paged=32 lse",
+};
+
+constexpr std::string_view kScoreText =
+    "const int64_t distance = i - j;\n"
+    "if (flags[h]) return score * gain + table[distance % period] + codes[h];\n"
+    "return tanhf(score) * ids[b];\n";
+constexpr std::string_view kMaskText = "ids[i] == ids[j] || j < seqlen_kv - seqlen_q";
+
+struct Case {
+  std::string spec;
+  std::string target;
+  std::string name() const { return absl::StrCat(target, ",", spec); }
+};
+
+std::string SpecText(std::string_view feature, std::string_view dims) {
+  const size_t space = feature.find(' ');
+  return absl::StrCat("fwd ", std::string(feature.substr(0, space)),
+                      " b=2 s=512 d=", std::string(dims), std::string(feature.substr(space)));
+}
+
+std::vector<Case> Matrix() {
+  std::vector<Case> cases;
+  const auto add = [&](std::string_view feature, std::string_view dims, std::string_view target) {
+    cases.push_back({SpecText(feature, dims), std::string(target)});
+  };
+  if (g_slow) {
+    for (const arch::ArchTraits& traits : arch::AllArchTraits()) {
+      for (std::string_view feature : kFeatures) {
+        for (std::string_view dims : kDims) add(feature, dims, traits.target);
+      }
+    }
+    return cases;
+  }
+  // The feature with most policies tells more about a dim than the plain one.
+  for (std::string_view target : kMainTargets) {
+    for (std::string_view dims : kDims) add(kFeatures[1], dims, target);
+  }
+  for (size_t n = 0; n < std::size(kFeatures); ++n) {
+    add(kFeatures[n], "128", "sm_90a");
+    add(kFeatures[n], "36", kMainTargets[n % std::size(kMainTargets)]);
+  }
+  return cases;
+}
+
+std::string ReadSnippet(std::string_view path) {
+  return std::string(path == "score" ? kScoreText : kMaskText);
+}
+
+const compile::NvrtcCompiler& Compiler() {
+  static const auto& compiler = *new compile::NvrtcCompiler({});
+  return compiler;
+}
+
+struct Compiled {
+  artifact::KernelBinary binary;
+  int64_t smem_bytes = 0;  // dynamic
+};
+
+absl::StatusOr<Compiled> CompileSpec(const AttentionSpec& spec, std::string_view target) {
+  TILEWRIGHT_ASSIGN_OR_RETURN(const arch::ArchTraits traits, arch::FindArchTraits(target));
+  TILEWRIGHT_ASSIGN_OR_RETURN(const arch::BoardProfile board,
+                              arch::DefaultBoardProfile(traits.target));
+  TILEWRIGHT_ASSIGN_OR_RETURN(const plan::Decision decision,
+                              plan::Best({.spec = spec, .traits = traits, .board = board}));
+  TILEWRIGHT_ASSIGN_OR_RETURN(const artifact::KernelSource source,
+                              emit::EmitKernel(spec, decision.plan));
+  TILEWRIGHT_ASSIGN_OR_RETURN(
+      artifact::KernelBinary binary,
+      Compiler().Compile({.source = source,
+                          .bundle = emit::EmbeddedTemplates().files,
+                          .target = decision.plan.target,
+                          .options = compile::CompileOptions(decision.plan.target, false)}));
+  return Compiled{.binary = std::move(binary), .smem_bytes = decision.plan.smem_bytes};
+}
+
+absl::StatusOr<Compiled> CompileCase(const Case& c) {
+  TILEWRIGHT_ASSIGN_OR_RETURN(const AttentionSpec spec, spec::ParseSpec(c.spec, ReadSnippet));
+  return CompileSpec(spec::Canonicalise(spec), c.target);
+}
+
+// NVRTC compiles in parallel.
+std::vector<absl::StatusOr<Compiled>> CompileAll(const std::vector<Case>& cases) {
+  constexpr int kThreads = 2;
+  std::vector<absl::StatusOr<Compiled>> results(cases.size());
+  std::atomic<size_t> next = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&] {
+      for (size_t n = next++; n < cases.size(); n = next++) results[n] = CompileCase(cases[n]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return results;
+}
+
+struct Budget {
+  int registers = 0;
+  int64_t smem_bytes = 0;  // dynamic and static
+};
+
+// A header line, then "registers,smem_bytes,target,spec"; specs have commas.
+using Budgets = std::map<std::string, Budget>;  // by Case::name()
+
+std::string BudgetPath() {
+  return absl::StrCat(TILEWRIGHT_SOURCE_DIR, "/tests/resource_budget.csv");
+}
+
+Budgets ReadBudgets() {
+  Budgets budgets;
+  std::ifstream stream(BudgetPath());
+  std::string line;
+  std::getline(stream, line);
+  while (std::getline(stream, line)) {
+    const std::vector<std::string> cells = absl::StrSplit(line, absl::MaxSplits(',', 2));
+    if (cells.size() != 3) {
+      ADD_FAILURE() << BudgetPath() << ": not a row: " << line;
+      continue;
+    }
+    Budget& budget = budgets[cells[2]];
+    std::from_chars(cells[0].data(), cells[0].data() + cells[0].size(), budget.registers);
+    std::from_chars(cells[1].data(), cells[1].data() + cells[1].size(), budget.smem_bytes);
+  }
+  return budgets;
+}
+
+void WriteBudgets(const Budgets& budgets) {
+  std::ofstream stream(BudgetPath());
+  stream << "registers,smem_bytes,target,spec\n";
+  for (const auto& [name, budget] : budgets) {
+    stream << budget.registers << "," << budget.smem_bytes << "," << name << "\n";
+  }
+}
+
+class CompileMatrixTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const auto identity = Compiler().Identity(); !identity.ok()) {
+      GTEST_SKIP() << "no NVRTC: " << identity.status().message();
+    }
+  }
+};
+
+TEST_F(CompileMatrixTest, EveryKernelCompilesWithoutSpillsInItsBudget) {
+  const std::vector<Case> cases = Matrix();
+  const std::vector<absl::StatusOr<Compiled>> results = CompileAll(cases);
+  Budgets budgets = g_update ? Budgets{} : ReadBudgets();
+  int unavailable = 0;
+  for (size_t n = 0; n < cases.size(); ++n) {
+    SCOPED_TRACE(cases[n].name());
+    const absl::StatusOr<Compiled>& result = results[n];
+    if (absl::IsUnavailable(result.status())) {  // an NVRTC that does not know the target
+      ++unavailable;
+      continue;
+    }
+    ASSERT_TRUE(result.ok()) << result.status();
+    const artifact::ResourceUsage& usage = result->binary.usage;
+    EXPECT_EQ(usage.spill_store_bytes, 0);
+    EXPECT_EQ(usage.spill_load_bytes, 0);
+    EXPECT_EQ(usage.stack_bytes, 0);
+    EXPECT_GT(usage.registers, 0);
+    EXPECT_THAT(result->binary.log, Not(HasSubstr("warning")));
+    EXPECT_FALSE(result->binary.cubin.empty());
+    const int64_t smem_bytes = result->smem_bytes + usage.static_smem_bytes;
+    if (g_update) {
+      budgets[cases[n].name()] = {usage.registers, smem_bytes};
+      continue;
+    }
+    const auto budget = budgets.find(cases[n].name());
+    if (g_slow && budget == budgets.end()) continue;
+    ASSERT_NE(budget, budgets.end()) << "no row in " << BudgetPath() << ": run with --update";
+    EXPECT_LE(usage.registers, budget->second.registers + kRegisterSlack);
+    EXPECT_LE(smem_bytes, budget->second.smem_bytes);
+  }
+  EXPECT_LT(unavailable, static_cast<int>(cases.size()));
+  if (g_update) WriteBudgets(budgets);
+}
+
+// ---- errors in snippets -----------------------------------------------------------------------
+
+absl::Status ErrorOf(const std::string& score, const std::string& mask) {
+  AttentionSpec spec;
+  if (!score.empty()) spec.score_snippet = {.text = score, .file_name = "my_score.cuh"};
+  if (!mask.empty()) spec.mask_snippet = {.text = mask, .file_name = ""};
+  spec.snippet_arrays = {{"table", ElementType::kFp32}};
+  return CompileSpec(spec, "sm_90a").status();
+}
+
+TEST_F(CompileMatrixTest, ErrorsPointIntoTheSnippet) {
+  const absl::Status expression = ErrorOf("score +\n  slope * 2", "");
+  EXPECT_EQ(expression.code(), absl::StatusCode::kInvalidArgument) << expression;
+  EXPECT_THAT(std::string(expression.message()), HasSubstr("my_score.cuh(2): error"));
+  EXPECT_THAT(std::string(expression.message()), HasSubstr("\"slope\""));
+
+  const absl::Status body = ErrorOf("", "// A rule.\n\nif (i > j) return tru;\nreturn false;");
+  EXPECT_EQ(body.code(), absl::StatusCode::kInvalidArgument) << body;
+  EXPECT_THAT(std::string(body.message()), HasSubstr("mask_snippet(3): error"));
+
+  // Found only where the snippet's function is instantiated.
+  const absl::Status late = ErrorOf("score + table[score]", "");
+  EXPECT_EQ(late.code(), absl::StatusCode::kInvalidArgument) << late;
+  EXPECT_THAT(std::string(late.message()), HasSubstr("my_score.cuh(1): error"));
+}
+
+TEST_F(CompileMatrixTest, AnUnfinishedSnippetIsTheCallersError) {
+  const absl::Status status = ErrorOf("score * (2", "");
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+}
+
+TEST_F(CompileMatrixTest, SnippetsMayHideTheNamesAroundThem) {
+  AttentionSpec spec;
+  spec.score_snippet.text = "const int i = 1; return score + i + Problem[0] + i64;";
+  spec.snippet_arrays = {{"Problem", ElementType::kBf16}, {"int64_t", ElementType::kInt32}};
+  spec.snippet_scalars = {{"i64", ScalarType::kInt64}, {"Bf16", ScalarType::kFloat}};
+  const absl::StatusOr<Compiled> result = CompileSpec(spec, "sm_90a");
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_THAT(result->binary.log, Not(HasSubstr("warning")));
+}
+
+}  // namespace
+}  // namespace tilewright
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  for (int n = 1; n < argc; ++n) {
+    if (std::string_view(argv[n]) == "--slow") tilewright::g_slow = true;
+    if (std::string_view(argv[n]) == "--update") tilewright::g_update = true;
+  }
+  return RUN_ALL_TESTS();
+}
