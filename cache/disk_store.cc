@@ -156,6 +156,23 @@ DiskStore::~DiskStore() = default;
 
 const DiskStoreOptions& DiskStore::options() const { return impl_->options; }
 
+absl::StatusOr<DirectoryFacts> DiskStore::Describe() const {
+  ScopedHandle root;
+  FileInfo info;
+  SpaceInfo space;
+  Fault fault = impl_->directory.Open({}, /*create=*/false, &root);
+  if (fault.ok()) fault = FaultOf(impl_->fs.Stat(root.get(), &info), "stat");
+  if (fault.ok()) fault = FaultOf(impl_->fs.Space(root.get(), &space), "statfs");
+  if (!fault.ok()) return StatusOf(fault);
+  DirectoryFacts facts;
+  facts.file_system = FileSystemName(space.type, &facts.network);
+  facts.total_bytes = space.total;
+  facts.free_bytes = space.free;
+  facts.owner = info.owner;
+  facts.mode = info.mode;
+  return facts;
+}
+
 // ---- reading --------------------------------------------------------------------------------
 
 Miss DiskStore::Impl::Missed(const Fault& fault, const std::string& path) {
@@ -388,12 +405,11 @@ void DiskStore::Impl::PauseAfter(const Fault& fault) {
 
 Fault DiskStore::Impl::CheckFreeSpace(FileSystem::Handle handle) {
   SpaceInfo space;
-  if (const int error = fs.Space(handle, &space); error != 0) return FaultOf(error, "statfs");
+  // Without an answer the write itself will tell.
+  if (fs.Space(handle, &space) != 0) return {};
   const int64_t floor = std::min(space.total / kFreeFloorDivisor, kMaxFreeFloor);
   if (space.free >= floor) return {};
-  Fault fault =
-      FaultOf(ENOSPC, absl::StrCat("disk has ", space.free, " bytes free, fewer than ", floor));
-  return fault;
+  return FaultOf(ENOSPC, absl::StrCat("disk has ", space.free, " bytes free, fewer than ", floor));
 }
 
 bool DiskStore::Impl::Holds(FileSystem::Handle shard, const std::string& name,

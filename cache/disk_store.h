@@ -40,6 +40,16 @@ struct GcReport {
   int64_t bytes = 0;
 };
 
+// The place of a store, for `doctor`.
+struct DirectoryFacts {
+  std::string file_system;  // "ext4", "nfs", ...
+  bool network = false;     // other hosts may use it too; locks may not reach them
+  int64_t total_bytes = 0;
+  int64_t free_bytes = 0;
+  uint32_t owner = 0;
+  uint32_t mode = 0;  // permission bits
+};
+
 class DiskStore : public ArtifactStore {
  public:
   // Checks the directory and makes it unless `read_only`. FailedPrecondition or PermissionDenied
@@ -67,6 +77,8 @@ class DiskStore : public ArtifactStore {
   absl::StatusOr<GcReport> Clear();
 
   const DiskStoreOptions& options() const;
+  // Unavailable, or PermissionDenied, when the directory has become unusable.
+  absl::StatusOr<DirectoryFacts> Describe() const;
 
  private:
   struct Impl;

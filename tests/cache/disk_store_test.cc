@@ -852,6 +852,39 @@ TEST_F(DiskStoreTest, CollectorsReadersAndWritersGoTogether) {
   EXPECT_EQ(reader->Stats().corrupt, 0);
 }
 
+TEST_F(DiskStoreTest, DescribesItsPlace) {
+  const auto store = OpenStore();
+  const auto facts = store->Describe();
+  ASSERT_TRUE(facts.ok()) << facts.status();
+  EXPECT_FALSE(facts->file_system.empty());
+  EXPECT_GT(facts->total_bytes, 0);
+  EXPECT_EQ(facts->owner, geteuid());
+  EXPECT_EQ(facts->mode, 0700u);
+  fs::remove_all(directory_);
+  EXPECT_FALSE(store->Describe().ok());
+}
+
+TEST_F(DiskStoreTest, AnAlmostFullDiskIsLeftAlone) {
+  class AlmostFull : public FaultyFileSystem {
+   public:
+    using FaultyFileSystem::FaultyFileSystem;
+    int64_t free = 0;
+    int Space(Handle, SpaceInfo* info) override {
+      *info = {.total = int64_t{1} << 40, .free = free, .type = 0};
+      return 0;
+    }
+  };
+  AlmostFull disk(&FileSystem::Posix());
+  const auto store = OpenStore({}, &disk);
+  disk.free = (int64_t{256} << 20) - 1;
+  const absl::Status status = store->Put(NumberedEntry(1));
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("bytes free"));
+  disk.free = int64_t{256} << 20;
+  disk.set_clock_offset_ns(int64_t{10} * 1'000'000'000);
+  EXPECT_TRUE(store->Put(NumberedEntry(1)).ok());
+}
+
 // ---- after a fork ---------------------------------------------------------------------------
 
 TEST_F(DiskStoreTest, AForkedChildGoesOnWithTheStore) {
