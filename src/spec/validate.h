@@ -12,7 +12,10 @@ absl::Status Validate(const AttentionSpec& spec);
 
 // Do the sizes, pointers and strides of a call fit the (valid) spec? The part that needs no device:
 // null and misaligned pointers, negative sizes and strides, overflow of addresses in 64 bits, sizes
-// that `exact` forbids. Cheap: no allocation when OK.
+// that `exact` forbids. Cheap: no allocation when OK, tens of nanoseconds.
+//
+// Extents of a bias term that equal the spec's sizes follow those of the call; a batch extent below
+// the spec's is a table of that many, and must divide the call's batch.
 absl::Status ValidateArgs(const AttentionSpec& spec, const AttentionArgs& args);
 
 // Bytes of one element. kBool and int8 and fp8: 1.
@@ -31,7 +34,9 @@ int64_t GroupSize(const AttentionSpec& spec);
 // Causal merged into the window: right = 0.
 int64_t EffectiveWindowRight(const AttentionSpec& spec);
 
-// Strides q, k, v, o: the explicit ones, or dense in the spec's layout.
+// Strides q, k, v, o: the explicit ones, or dense in the spec's layout. Of K and V in pages: those
+// within one page, [page_size, heads, dim] or for bhsd [heads, page_size, dim], and `batch` from
+// page to page.
 std::array<Strides, 4> EffectiveStrides(const AttentionSpec& spec);
 
 }  // namespace tilewright::spec
