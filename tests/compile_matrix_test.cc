@@ -3,8 +3,7 @@
 //
 //   compile_matrix_test            every head dim on the main targets, every feature on some
 //   compile_matrix_test --slow     every feature with every head dim on every target
-//   compile_matrix_test --update   rewrites the budget from what was measured (with --slow: all of
-//   it)
+//   compile_matrix_test --update   rewrites the budget, a row for each kernel of the short matrix
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
