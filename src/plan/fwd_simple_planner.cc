@@ -25,9 +25,6 @@ constexpr int kRowsChoices[] = {8, 4, 2, 1};
 // registers; with the second, one row needs up to 189. Neither spills (ptxas 13.0, sm_90a).
 constexpr int64_t kMaxAccumulators = 64;
 constexpr int64_t kMaxAccumulatorsOneRow = 128;
-// Registers besides the sums, for occupancy only: what ptxas 13.0 gives on sm_90a, within 10.
-constexpr int64_t kRegistersBase = 56;
-constexpr int64_t kRegistersPerRow = 9;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 int64_t RoundUp4(int64_t n) { return CeilDiv(n, 4) * 4; }
@@ -59,13 +56,9 @@ double Cost(const PlanRequest& request, const KernelPlan& plan, int64_t blocks) 
   constexpr double kCostOfRow = 1.5;
   constexpr double kWarpsToHideLatency = 8;
   const int64_t num_sms = std::max(request.board.num_sms, 1);
-  const int64_t registers = kRegistersBase + kRegistersPerRow * plan.rows_per_warp +
-                            Accumulators(plan.rows_per_warp, request.spec.dim_v);
-  const int64_t resident = std::max<int64_t>(
-      1, std::min({traits.smem_per_sm / (plan.smem_bytes + traits.smem_reserved_per_block),
-                   traits.regs_per_sm / (registers * plan.threads()),
-                   static_cast<int64_t>(traits.max_warps_per_sm / plan.warps),
-                   static_cast<int64_t>(traits.max_blocks_per_sm)}));
+  // Registers (190 a lane at most) and the limits on warps and blocks always leave room for two.
+  const int64_t resident =
+      std::max<int64_t>(1, traits.smem_per_sm / (plan.smem_bytes + traits.smem_reserved_per_block));
   const int64_t blocks_per_sm = CeilDiv(blocks, num_sms);
   const double warps = static_cast<double>(std::min(blocks_per_sm, resident) * plan.warps);
   const double hidden = std::min(1.0, warps / kWarpsToHideLatency);

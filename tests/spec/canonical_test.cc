@@ -329,6 +329,39 @@ TEST(CanonicalTest, RandomSpecsRoundTrip) {
   }
 }
 
+TEST(CanonicalTest, GarbledTextsAreReadOrRefused) {
+  RandomSpecs specs(5);
+  std::mt19937 random(5);
+  int read = 0, refused = 0;
+  for (int n = 0; n < 10000; ++n) {
+    std::string text = ToText(specs.Next());
+    for (int edits = 1 + random() % 3; edits > 0; --edits) {
+      const size_t at = random() % text.size();
+      switch (random() % 3) {
+        case 0:
+          text.erase(at, 1 + random() % 4);
+          break;
+        case 1:
+          text.insert(at, 1, "=:,;/@%0-9 \t\n.\"+"[random() % 16]);
+          break;
+        default:
+          text[at] = static_cast<char>(random());
+      }
+    }
+    const absl::StatusOr<AttentionSpec> spec = ParseSpec(
+        text, [](std::string_view) -> absl::StatusOr<std::string> { return std::string("score"); });
+    if (spec.ok()) {
+      ++read;
+      EXPECT_TRUE(ReadBack(*spec) == *spec) << text;
+    } else {
+      ++refused;
+      EXPECT_EQ(spec.status().code(), absl::StatusCode::kInvalidArgument) << spec.status();
+    }
+  }
+  EXPECT_GT(read, 100);
+  EXPECT_GT(refused, 1000);
+}
+
 TEST(CanonicalTest, CanonicaliseIsIdempotentAndKeepsSpecsValid) {
   RandomSpecs specs(3);
   for (int n = 0; n < 3000; ++n) {
