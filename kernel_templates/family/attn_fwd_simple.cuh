@@ -20,6 +20,7 @@
 #ifndef TILEWRIGHT_FAMILY_ATTN_FWD_SIMPLE_CUH_
 #define TILEWRIGHT_FAMILY_ATTN_FWD_SIMPLE_CUH_
 
+#include "core/concepts.cuh"
 #include "core/convert.cuh"
 #include "core/math.cuh"
 #include "core/online_softmax.cuh"
@@ -259,6 +260,9 @@ __device__ void AttendTile(SharedStorage<Config>& shared, const Problem& problem
 
 template <class Config, class Params>
 __device__ void Run(const Params& params) {
+  static_assert(MaskPolicy<typename Config::Mask, Params>);
+  static_assert(ScorePolicy<typename Config::Score, Params>);
+  static_assert(KvRowsPolicy<typename Config::KvRows, Params>);
   static_assert(Config::kBlockN == 32, "a lane is a key");
   static_assert(Config::kBlockM == Config::kWarps * Config::kRowsPerWarp);
   static_assert(Config::kPanel % 4 == 0, "rows of a panel are read by float4");
