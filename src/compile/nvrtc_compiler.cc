@@ -1,6 +1,8 @@
 #include "compile/nvrtc_compiler.h"
 
 #include <nvrtc.h>
+#include <pthread.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <array>
@@ -8,6 +10,7 @@
 #include <charconv>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -66,6 +69,41 @@ constexpr char kProbeSource[] =
     "extern \"C\" __device__ int tilewright_build = __CUDACC_VER_BUILD__;";
 constexpr std::string_view kProbeAnswer = "tilewright_build = ";
 
+// NVRTC would raise the process's stack limit while it compiles; told not to, it has what the
+// caller's thread has, and overruns 256 KiB (NVRTC 13.0, a kernel of 20 lines). Only touched pages
+// of the stack are ever backed by memory.
+constexpr size_t kCompileStackBytes = size_t{64} << 20;
+
+void* CallFunction(void* function) {
+  (*static_cast<const std::function<void()>*>(function))();
+  return nullptr;
+}
+
+// Runs `work` on a thread with a deep stack, or on this one where none is to be had.
+void OnDeepStack(const std::function<void()>& work) {
+  pthread_attr_t attributes;
+  pthread_t thread = {};
+  bool started = false;
+  if (pthread_attr_init(&attributes) == 0) {
+    // The program's signal handlers run on the program's own threads, but for faults of this one.
+    sigset_t blocked;
+    sigset_t before;
+    sigfillset(&blocked);
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&blocked, fault);
+    pthread_sigmask(SIG_BLOCK, &blocked, &before);
+    started = pthread_attr_setstacksize(&attributes, kCompileStackBytes) == 0 &&
+              pthread_create(&thread, &attributes, CallFunction,
+                             const_cast<std::function<void()>*>(&work)) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    pthread_attr_destroy(&attributes);
+  }
+  if (started) {
+    pthread_join(thread, nullptr);
+  } else {
+    work();
+  }
+}
+
 class Program {
  public:
   static absl::StatusOr<Program> Create(const NvrtcApi& api, const char* source, const char* name,
@@ -90,7 +128,12 @@ class Program {
     std::vector<const char*> pointers;
     pointers.reserve(options.size());
     for (const std::string& option : options) pointers.push_back(option.c_str());
-    return api_->nvrtcCompileProgram(program_, static_cast<int>(pointers.size()), pointers.data());
+    nvrtcResult result = NVRTC_ERROR_INTERNAL_ERROR;
+    OnDeepStack([&] {
+      result =
+          api_->nvrtcCompileProgram(program_, static_cast<int>(pointers.size()), pointers.data());
+    });
+    return result;
   }
 
   // NVRTC counts a terminating zero in the sizes of texts.

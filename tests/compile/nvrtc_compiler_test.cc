@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -342,6 +343,33 @@ TEST_F(NvrtcCompilerTest, ProcessStateStaysAsItWas) {
     watcher.join();
     EXPECT_EQ(raised, 0);
     EXPECT_TRUE(before == ProcessState::Now());
+  });
+}
+
+TEST_F(NvrtcCompilerTest, ACallersShallowStackIsEnough) {
+  EXPECT_IN_FRESH_PROCESS({
+    pthread_attr_t attributes;
+    ASSERT_EQ(pthread_attr_init(&attributes), 0);
+    ASSERT_EQ(pthread_attr_setstacksize(&attributes, size_t{192} << 10), 0);
+    pthread_t thread = {};
+    bool compiled = false;
+    const auto compile = [](void* result) -> void* {
+      const NvrtcCompiler compiler{NvrtcCompiler::Options()};
+      // Recursion of the front end's: 100 instantiations deep.
+      const auto binary = Compile(
+          compiler,
+          Kernel("template <int N> struct Deep {\n"
+                 "  static __device__ float Of(const float* p, float x) {\n"
+                 "    return Deep<N - 1>::Of(p, x * p[N] + p[N + 1]);\n  }\n};\n"
+                 "template <> struct Deep<0> {\n"
+                 "  static __device__ float Of(const float*, float x) { return x; }\n};\n"
+                 "extern \"C\" __global__ void k(float* p) { *p = Deep<100>::Of(p, *p); }\n"));
+      *static_cast<bool*>(result) = binary.ok();
+      return nullptr;
+    };
+    ASSERT_EQ(pthread_create(&thread, &attributes, compile, &compiled), 0);
+    pthread_join(thread, nullptr);
+    EXPECT_TRUE(compiled);
   });
 }
 
