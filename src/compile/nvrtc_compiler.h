@@ -17,8 +17,8 @@ namespace tilewright::compile {
 // The compiler as far as it can be known without mapping it.
 struct CompilerIdentity {
   std::string path;  // resolved libnvrtc; not part of `id`
-  std::string id;    // build ids and sizes of libnvrtc and its builtins; equal files have equal ids
-                     // wherever they lie
+  std::string id;    // build ids and sizes of libnvrtc and its builtins (equal files have equal ids
+                     // wherever they lie), and variables of the environment that change the output
 };
 
 struct CompileRequest {
@@ -28,7 +28,10 @@ struct CompileRequest {
   std::vector<std::string> options;               // from CompileOptions()
 };
 
-// The options, in order, that a kernel for `target` is compiled with. Part of the key.
+// The options, in order, that a kernel for `target` is compiled with. Part of the key, and asked
+// for without NVRTC: so the list is that of the newest version, and Compile leaves out what the
+// loaded one does not know (--no-cache and --frandom-seed are of 12.9). Which version that was, the
+// key tells by the compiler's identity.
 std::vector<std::string> CompileOptions(std::string_view target, bool lineinfo);
 
 // Thread-safe; compiles run in parallel.
@@ -41,7 +44,8 @@ class NvrtcCompiler {
   ~NvrtcCompiler();
 
   // Where libnvrtc would be loaded from, and which build it is; reads the files' ELF notes but maps
-  // nothing. Unavailable lists every place that was searched and what to install.
+  // nothing. Once it is loaded: what is mapped, whatever became of the files. Unavailable lists
+  // every place that was searched and what to install.
   absl::StatusOr<CompilerIdentity> Identity() const;
 
   // Whether this process has opened libnvrtc through this object.
@@ -55,8 +59,8 @@ class NvrtcCompiler {
   //   Unavailable      no NVRTC, its builtins are missing, or it does not know the target
   //   InvalidArgument  an error in a user's snippet (the log's first error lies in a user/ file)
   //   Internal         any other compile error
-  // Compile errors carry the whole log as payload "tilewright/compile_log" and its first lines in
-  // the message.
+  // The binary's log is NVRTC's without its timings. Compile errors carry the whole log as payload
+  // "tilewright/compile_log" and its first lines in the message.
   absl::StatusOr<artifact::KernelBinary> Compile(const CompileRequest& request) const;
 
  private:
