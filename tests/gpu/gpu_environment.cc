@@ -1,6 +1,7 @@
 #include "tests/gpu/gpu_environment.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -48,6 +49,7 @@ GpuEnvironment::GpuEnvironment() {
   // In memory: what these tests check of the disk they check on stores of their own.
   RuntimeOptions options = OptionsFor("");
   options.cache_in_memory = true;
+  options.compile_threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   auto runtime = Runtime::Create(options);
   TILEWRIGHT_CHECK(runtime.ok());
   runtime_ = *std::move(runtime);

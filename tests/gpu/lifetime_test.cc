@@ -176,7 +176,10 @@ TEST_F(LifetimeTest, TheDefaultStreamServes) {
 }
 
 TEST_F(LifetimeTest, AnotherContextIsRefusedAndServedByAPrepareOfItsOwn) {
-  const auto prepared = runtime().Prepare(SmallSpec());
+  TemporaryDirectory directory;
+  const auto own_runtime = NewRuntime(directory.path());
+  ASSERT_NE(own_runtime, nullptr);
+  const auto prepared = own_runtime->Prepare(SmallSpec());
   ASSERT_TRUE(prepared.ok()) << prepared.status();
   CUcontext other = nullptr;
   ASSERT_EQ(MoreDriver::Get().create_context(&other, 0, gpu().device().ordinal), CUDA_SUCCESS);
@@ -189,13 +192,13 @@ TEST_F(LifetimeTest, AnotherContextIsRefusedAndServedByAPrepareOfItsOwn) {
     {
       const auto on_device = cli::DeviceProblem::Upload(gpu().api(), *problem, own->get());
       ASSERT_TRUE(on_device.ok()) << on_device.status();
-      const absl::Status refused = runtime().Run(*prepared, on_device->args(), own->get());
+      const absl::Status refused = own_runtime->Run(*prepared, on_device->args(), own->get());
       EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition) << refused;
       EXPECT_NE(std::string(refused.message()).find("context"), std::string::npos) << refused;
       ASSERT_TRUE(on_device->Download(*problem, own->get()).ok());
       EXPECT_EQ(OutputBytes(*problem), poisoned) << "something was launched";
     }
-    const absl::Status own_run = RunOnDevice(runtime(), *problem, own->get());
+    const absl::Status own_run = RunOnDevice(*own_runtime, *problem, own->get());
     EXPECT_TRUE(own_run.ok()) << own_run;
     ExpectRight(*problem);
   }
@@ -207,7 +210,7 @@ TEST_F(LifetimeTest, AnotherContextIsRefusedAndServedByAPrepareOfItsOwn) {
   // The primary context's kernel is unharmed.
   auto problem = cli::MakeRandomProblem(SmallSpec());
   ASSERT_TRUE(problem.ok()) << problem.status();
-  const absl::Status run = RunOnDevice(runtime(), *problem, stream());
+  const absl::Status run = RunOnDevice(*own_runtime, *problem, stream());
   EXPECT_TRUE(run.ok()) << run;
   ExpectRight(*problem);
 }

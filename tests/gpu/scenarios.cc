@@ -30,12 +30,9 @@ AttentionSpec Spec() {
   return spec;
 }
 
-// Prepares, runs and checks on the calling thread, with the primary context current.
-absl::Status RunAndCheck(Runtime& runtime) {
-  GpuEnvironment& gpu = GpuEnvironment::Get();
-  auto context = device::ScopedContext::Push(gpu.api(), gpu.context());
-  if (!context.ok()) return context.status();
-  auto stream = device::OwnedStream::Create(gpu.api());
+// Prepares, runs and checks in the thread's current context.
+absl::Status RunAndCheckHere(Runtime& runtime) {
+  auto stream = device::OwnedStream::Create(GpuEnvironment::Get().api());
   if (!stream.ok()) return stream.status();
   auto problem = cli::MakeRandomProblem(Spec());
   if (!problem.ok()) return problem.status();
@@ -44,6 +41,14 @@ absl::Status RunAndCheck(Runtime& runtime) {
   const auto accuracy = cli::CheckAccuracy(*problem, rows);
   if (!accuracy.ok()) return accuracy.status();
   return accuracy->holds ? absl::OkStatus() : absl::InternalError(accuracy->ToString());
+}
+
+// The same with the primary context made current.
+absl::Status RunAndCheck(Runtime& runtime) {
+  GpuEnvironment& gpu = GpuEnvironment::Get();
+  auto context = device::ScopedContext::Push(gpu.api(), gpu.context());
+  if (!context.ok()) return context.status();
+  return RunAndCheckHere(runtime);
 }
 
 int Complain(const absl::Status& status) {
@@ -123,6 +128,20 @@ int TwoRuntimesInReverse(const std::string& cache_dir) {
   return Complain(RunAndCheck(*second));
 }
 
+// The driver gives a new context the address of one that was destroyed; what was loaded into the
+// old one must not be taken for loaded into the new.
+int ContextsAtOneAddress(const std::string& cache_dir) {
+  const auto runtime = NewRuntime(cache_dir);
+  for (int n = 0; n < 5; ++n) {
+    CUcontext context = nullptr;
+    if (MoreDriver::Get().create_context(&context, 0, 0) != CUDA_SUCCESS) return 1;
+    const int status = Complain(RunAndCheckHere(*runtime));
+    if (MoreDriver::Get().destroy_context(context) != CUDA_SUCCESS) return 1;
+    if (status != 0) return status;
+  }
+  return 0;
+}
+
 // With a warm store nothing compiles, and the compiler is not even in the address space.
 int WarmStart(const std::string& cache_dir) {
   const auto runtime = NewRuntime(cache_dir);
@@ -155,6 +174,7 @@ constexpr Scenario kExits[] = {
     {"destroy_the_context_first", DestroyTheContextFirst},
     {"attention_outlives_runtime", AttentionOutlivesRuntime},
     {"two_runtimes_in_reverse", TwoRuntimesInReverse},
+    {"contexts_at_one_address", ContextsAtOneAddress},
 };
 
 }  // namespace

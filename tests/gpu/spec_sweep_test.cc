@@ -5,13 +5,24 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <set>
 #include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
-#include "absl/strings/str_cat.h"
+#include "arch/arch_traits.h"
+#include "arch/board_profile.h"
+#include "base/log.h"
+#include "build/kernel_builder.h"
+#include "cache/open_store.h"
 #include "cli/accuracy.h"
 #include "cli/random_problem.h"
+#include "compile/nvrtc_compiler.h"
+#include "emit/template_bundle.h"
+#include "plan/planner.h"
 #include "reference/reference.h"
 #include "spec/canonical.h"
 #include "spec/validate.h"
@@ -169,6 +180,45 @@ TEST(SpecSweepTest, TheReferenceAgreesWithTheStraightforwardComputation) {
   } else {
     GTEST_SKIP() << "the numerics tests cover it on a machine with a device";
   }
+}
+
+// The CUDA text of the rules is only ever compiled for a device: here for one that is elsewhere.
+// All kernels of the sweep with --slow.
+TEST(SpecSweepTest, TheKernelsOfSnippetsCompile) {
+  if (GpuEnvironment::Get().missing().empty() && !ProgramFlags().slow) {
+    GTEST_SKIP() << "the numerics tests cover it on a machine with a device";
+  }
+  const compile::NvrtcCompiler compiler({});
+  const auto identity = compiler.Identity();
+  if (!identity.ok()) GTEST_SKIP() << "no NVRTC: " << identity.status();
+  const auto traits = arch::FindArchTraits("sm_90a");
+  const auto board = arch::DefaultBoardProfile("sm_90a");
+  ASSERT_TRUE(traits.ok() && board.ok());
+  const Logger logger(LogLevel::kOff);
+  const auto store = std::move(cache::OpenStore({.in_memory = true}, logger).store);
+  build::KernelBuilder builder(&emit::EmbeddedTemplates(), store.get(), &compiler, &logger, {});
+  std::vector<const SweepCase*> chosen;
+  for (const SweepCase& one : SpecSweep()) {
+    const bool snippet = !one.spec.score_snippet.empty() || !one.spec.mask_snippet.empty();
+    const bool named = one.name.starts_with("snippet_");
+    if (ProgramFlags().slow || (snippet && named)) chosen.push_back(&one);
+  }
+  EXPECT_GT(chosen.size(), 10u);
+  std::atomic<size_t> next = 0;
+  std::vector<std::thread> threads;
+  for (unsigned n = 0; n < std::max(1u, std::thread::hardware_concurrency()); ++n) {
+    threads.emplace_back([&] {
+      for (size_t at = next++; at < chosen.size(); at = next++) {
+        const AttentionSpec spec = spec::Canonicalise(chosen[at]->spec);
+        const auto decision = plan::Best({spec, *traits, *board});
+        ASSERT_TRUE(decision.ok()) << chosen[at]->name << ": " << decision.status();
+        const auto built = builder.Build(spec, decision->plan);
+        ASSERT_TRUE(built.ok()) << chosen[at]->name << ": " << built.status();
+        EXPECT_EQ(built->binary.usage.spill_store_bytes, 0) << chosen[at]->name;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(SpecSweepTest, WrongAnswersAreCaught) {
