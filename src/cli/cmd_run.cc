@@ -1,6 +1,7 @@
 // tilewright run: computes one problem on random or real data, checks it, and says where the time
 // went.
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <optional>
 
@@ -117,6 +118,7 @@ constexpr double kMostHostFlops = 2e10;
 absl::Status RunOnHost(const RunOptions& options, HostProblem& problem, StageClock& clock,
                        RunReport& report) {
   TILEWRIGHT_ASSIGN_OR_RETURN(std::unique_ptr<Toolchain> tools, Toolchain::Open());
+  clock.Lap("open store");
   TILEWRIGHT_ASSIGN_OR_RETURN(report.kernel,
                               BuildForTarget(*tools, problem.spec(), options.target, clock));
   if (!tools->builder().Flush(/*timeout_ms=*/10000)) {
@@ -320,9 +322,10 @@ absl::Status Compute(const RunOptions& options, const RuntimeOptions& runtime_op
     clock.Lap("driver");
     if (session.ok()) return RunOnGpu(**session, problem, runtime_options, clock, report);
     if (options.device == "gpu") return session.status();
-    report.note = absl::StrCat("computed on the host reference: ", session.status().message());
+    report.note = absl::StrCat("computed on the host reference (fp64, rounded once): ",
+                               session.status().message());
   } else {
-    report.note = "computed on the host reference, as --device host asks";
+    report.note = "computed on the host reference (fp64, rounded once), as --device host asks";
   }
   report.device = "host";
   return RunOnHost(options, problem, clock, report);

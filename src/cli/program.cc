@@ -5,6 +5,7 @@
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/text.h"
 #include "cli/command.h"
 
@@ -54,6 +55,18 @@ int RunProgram(const std::vector<std::string>& arguments, std::ostream& out, std
         verb->add_flag("--json", console.json, "Print one JSON object")->group("Output");
       }
     }
+  }
+
+  // CLI11 would only say that a command is required.
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  if (!arguments.empty() && !arguments[0].empty() && arguments[0][0] != '-' &&
+      std::find(names.begin(), names.end(), arguments[0]) == names.end()) {
+    return console.Fail(arguments[0],
+                        absl::InvalidArgumentError(
+                            absl::StrCat("there is no command \"", arguments[0],
+                                         "\"; the commands are ", absl::StrJoin(names, ", "))),
+                        kExitUsage);
   }
 
   std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());  // as CLI11 wants them
