@@ -29,7 +29,7 @@ Publisher::~Publisher() {
 }
 
 void Publisher::Put(cache::Entry entry, std::unique_ptr<cache::ArtifactStore::KeyLock> lock,
-                    std::function<void()> done) {
+                    const std::function<void()>& done) {
   // std::function wants copies: what moves into the job is shared instead.
   auto shared_entry = std::make_shared<cache::Entry>(std::move(entry));
   auto shared_lock = std::make_shared<std::unique_ptr<cache::ArtifactStore::KeyLock>>();
@@ -59,30 +59,31 @@ void Publisher::Remove(const Digest& digest, std::string variant_hex) {
       [] {});
 }
 
-void Publisher::Enqueue(Job job, std::function<void()> dropped) {
-  bool run_here = false;
-  bool drop = false;
+bool Publisher::HaveThread() {
+  if (thread_.joinable()) return true;
+  try {
+    thread_ = std::thread(&Publisher::Work, this);
+  } catch (const std::system_error&) {
+    return false;  // the process may have no more threads
+  }
+  return true;
+}
+
+void Publisher::Enqueue(Job job, const std::function<void()>& dropped) {
+  bool full = false;
   {
     MutexLock lock(&mutex_);
-    drop = jobs_.size() >= kMaxPending;
-    if (!drop && !thread_.joinable()) {
-      try {
-        thread_ = std::thread(&Publisher::Work, this);
-      } catch (const std::system_error&) {
-        run_here = true;  // no thread to be had: publish before returning
-      }
+    full = jobs_.size() >= kMaxPending;
+    if (!full && HaveThread()) {
+      jobs_.push_back(std::move(job));
+      wake_.SignalOne();
+      return;
     }
-    if (!drop && !run_here) jobs_.push_back(std::move(job));
   }
-  if (drop) {
-    logger_->EventOnce(LogLevel::kWarning, "publish_dropped", "publish_dropped",
-                       {{"pending", kMaxPending}});
-    dropped();
-  } else if (run_here) {
-    job();
-  } else {
-    wake_.SignalOne();
-  }
+  if (!full) return job();
+  logger_->EventOnce(LogLevel::kWarning, "publish_dropped", "publish_dropped",
+                     {{"pending", kMaxPending}});
+  dropped();
 }
 
 bool Publisher::Flush(int timeout_ms) {

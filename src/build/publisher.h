@@ -31,7 +31,7 @@ class Publisher {
   // Puts `entry`, then releases `lock` (so that a process waiting for it finds the entry) and calls
   // `done`, whether or not the entry could be stored.
   void Put(cache::Entry entry, std::unique_ptr<cache::ArtifactStore::KeyLock> lock,
-           std::function<void()> done);
+           const std::function<void()>& done);
 
   // Removes an entry, after those put before.
   void Remove(const Digest& digest, std::string variant_hex);
@@ -41,7 +41,10 @@ class Publisher {
 
  private:
   using Job = std::function<void()>;
-  void Enqueue(Job job, std::function<void()> dropped);
+  // Queues `job`; does it at once where there is no thread for it; calls `dropped` instead where
+  // too many wait.
+  void Enqueue(Job job, const std::function<void()>& dropped);
+  bool HaveThread() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Work();
 
   cache::ArtifactStore* const store_;

@@ -50,7 +50,8 @@ std::shared_ptr<const ResidentKernel> KernelTable::FindKernel(const KernelKey& k
   return it->second->value;
 }
 
-int64_t KernelTable::Insert(SpecKey key, std::shared_ptr<const PreparedAttention::State> state,
+int64_t KernelTable::Insert(const SpecKey& key,
+                            std::shared_ptr<const PreparedAttention::State> state,
                             const KernelKey& kernel_key,
                             std::shared_ptr<const ResidentKernel> kernel) {
   // Outlive the lock: the last reference to a kernel unloads it, which takes the driver its time.

@@ -67,7 +67,7 @@ class KernelTable {
 
   // Inserts or replaces; `kernel` may be null for a spec that never launches. Returns how many
   // kernels were dropped to make room, with the specs that use them.
-  int64_t Insert(SpecKey key, std::shared_ptr<const PreparedAttention::State> state,
+  int64_t Insert(const SpecKey& key, std::shared_ptr<const PreparedAttention::State> state,
                  const KernelKey& kernel_key, std::shared_ptr<const ResidentKernel> kernel);
 
   size_t num_specs() const;
@@ -88,7 +88,7 @@ class KernelTable {
 
   const Limits limits_;
   mutable std::shared_mutex mutex_;  // guards the maps; what a slot counts is atomic
-  std::atomic<int64_t> clock_ = 0;  // twice the number of insertions
+  std::atomic<int64_t> clock_ = 0;   // twice the number of insertions
   Map<SpecKey, PreparedAttention::State> specs_;
   Map<KernelKey, ResidentKernel> kernels_;
 };

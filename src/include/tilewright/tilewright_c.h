@@ -35,6 +35,8 @@
 #define TW_API __attribute__((visibility("default")))
 #endif
 
+/* NOLINTBEGIN(readability-identifier-naming): names of C. */
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -359,5 +361,7 @@ TW_API tw_status tw_flush(tw_runtime* runtime);
 #ifdef __cplusplus
 } /* extern "C" */
 #endif
+
+/* NOLINTEND(readability-identifier-naming) */
 
 #endif /* TILEWRIGHT_TILEWRIGHT_C_H_ */
