@@ -173,31 +173,40 @@ __device__ void Softmax(float (&scores)[Config::kRowsPerWarp], u32 (&kept)[Confi
   }
 }
 
-// o[r] += weights[r] * V, over the keys that row r sees.
+// o[r] += weights[r] * V, over the keys that row r sees. A tile is summed on its own before it
+// joins the output: over long sequences that loses a fraction of what one running sum does.
 template <class Config, class Params>
 __device__ void AccumulateV(RowState<Config>& state, const float (&weights)[Config::kRowsPerWarp],
                             const u32 (&kept)[Config::kRowsPerWarp], SharedStorage<Config>& shared,
                             const Problem& problem, i64 kv_begin, const Params& params) {
-  constexpr int kColumns = RowState<Config>::kColumns;
+  constexpr int kRows = Config::kRowsPerWarp, kColumns = RowState<Config>::kColumns;
   constexpr int kPanelColumns = static_cast<int>(CeilDiv(Config::kPanel, 32));
   // Unrolled, for the columns of `o` live in registers.
 #pragma unroll
   for (int first = 0; first < kColumns; first += kPanelColumns) {
     LoadPanel<Config, Operand::kV>(shared, problem, kv_begin, first * 32, params);
+    float sum[kRows][kPanelColumns] = {};
     // Twice: unrolled whole, this loop takes most of the time of a compile.
 #pragma unroll 2
     for (int key = 0; key < Config::kBlockN; ++key) {
 #pragma unroll
-      for (int r = 0; r < Config::kRowsPerWarp; ++r) {
+      for (int r = 0; r < kRows; ++r) {
         const float weight = __shfl_sync(kAllLanes, weights[r], key);
         if ((kept[r] >> key & 1) == 0) continue;  // the same in all lanes
 #pragma unroll
         for (int c = 0; c < kPanelColumns; ++c) {
           const int column = 32 * c + Lane();
-          if (first + c < kColumns && (Config::kPanel % 32 == 0 || column < Config::kPanel)) {
-            state.o[r][first + c] += weight * shared.panel[key][column];
+          if (Config::kPanel % 32 == 0 || column < Config::kPanel) {
+            sum[r][c] += weight * shared.panel[key][column];
           }
         }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int c = 0; c < kPanelColumns && first + c < kColumns; ++c) {
+        state.o[r][first + c] += sum[r][c];
       }
     }
   }
