@@ -30,18 +30,24 @@ TEST(MutexTest, ExcludesOtherThreads) {
   EXPECT_EQ(counter.value, 40000);
 }
 
+bool TryFromAnotherThread(Mutex& mutex) {
+  bool taken = false;
+  std::thread([&] {
+    if (mutex.TryLock()) {
+      taken = true;
+      mutex.Unlock();
+    }
+  }).join();
+  return taken;
+}
+
 TEST(MutexTest, TryLockFailsWhileHeld) {
   Mutex mutex;
-  mutex.Lock();
-  bool taken = true;
-  std::thread([&] {
-    taken = mutex.TryLock();
-    if (taken) mutex.Unlock();
-  }).join();
-  EXPECT_FALSE(taken);
-  mutex.Unlock();
-  ASSERT_TRUE(mutex.TryLock());
-  mutex.Unlock();
+  {
+    MutexLock lock(&mutex);
+    EXPECT_FALSE(TryFromAnotherThread(mutex));
+  }
+  EXPECT_TRUE(TryFromAnotherThread(mutex));
 }
 
 TEST(MutexTest, WaitReturnsWithTheMutexAfterASignal) {
