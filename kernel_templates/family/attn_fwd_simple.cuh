@@ -16,7 +16,8 @@
 // Shared    q      [kBlockM][dim_qk up to a multiple of 4]
 //           panel  [kBlockN][kPanel + 4]   kPanel columns of 32 rows of K, then of V. The 4 words
 //                                          spread the rows over the banks: lanes that read one
-//                                          float4 of each row meet no conflict.
+//                                          float4 of each row meet no conflict where kPanel is a
+//                                          multiple of 8.
 #ifndef TILEWRIGHT_FAMILY_ATTN_FWD_SIMPLE_CUH_
 #define TILEWRIGHT_FAMILY_ATTN_FWD_SIMPLE_CUH_
 
