@@ -138,6 +138,10 @@ CUresult QuietGetDevice(CUdevice* device) {
   *device = 0;
   return CUDA_SUCCESS;
 }
+CUresult QuietGetId(CUcontext, unsigned long long* id) {
+  *id = 1;
+  return CUDA_SUCCESS;
+}
 CUresult QuietLaunch(const CUlaunchConfig* config, CUfunction, void** arguments, void**) {
   benchmark::DoNotOptimize(config);
   benchmark::DoNotOptimize(arguments);
@@ -150,6 +154,7 @@ struct QuietDriver {
     recorder.api().cuCtxSetCurrent(quiet_context);
     api.cuCtxGetCurrent = QuietGetCurrent;
     api.cuCtxGetDevice = QuietGetDevice;
+    api.cuCtxGetId = QuietGetId;
     api.cuLaunchKernelEx = QuietLaunch;
   }
   device::FakeDriver recorder;

@@ -112,15 +112,19 @@ absl::StatusOr<DeviceManager::Current> DeviceManager::CurrentOrPrimary(int defau
                                                  current.device->board.name,
                                                  ") cannot be served: ", current.device->unserved));
   }
-  if (current.context != nullptr) return current;
-  MutexLock lock(&state_->mutex);
-  ContextHandle& primary = state_->primary[static_cast<size_t>(ordinal)];
-  if (primary == nullptr) {
-    CUdevice device = 0;
-    TILEWRIGHT_CU_RETURN_IF_ERROR(*api_, cuDeviceGet, &device, ordinal);
-    TILEWRIGHT_CU_RETURN_IF_ERROR(*api_, cuDevicePrimaryCtxRetain, &primary, device);
+  if (current.context == nullptr) {
+    MutexLock lock(&state_->mutex);
+    ContextHandle& primary = state_->primary[static_cast<size_t>(ordinal)];
+    if (primary == nullptr) {
+      CUdevice device = 0;
+      TILEWRIGHT_CU_RETURN_IF_ERROR(*api_, cuDeviceGet, &device, ordinal);
+      TILEWRIGHT_CU_RETURN_IF_ERROR(*api_, cuDevicePrimaryCtxRetain, &primary, device);
+    }
+    current.context = primary;
   }
-  current.context = primary;
+  unsigned long long id = 0;
+  TILEWRIGHT_CU_RETURN_IF_ERROR(*api_, cuCtxGetId, current.context, &id);
+  current.context_id = id;
   return current;
 }
 

@@ -48,6 +48,8 @@ class DeviceManager {
 
   struct Current {
     ContextHandle context = nullptr;
+    // Of this context alone: another one may come to lie at the address of a destroyed one.
+    uint64_t context_id = 0;
     const DeviceInfo* device = nullptr;  // lives as long as the manager
   };
   // The calling thread's current context and its device. Where there is none: the primary context

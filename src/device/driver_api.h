@@ -32,6 +32,7 @@ namespace tilewright::device {
   F(cuCtxPushCurrent)                  \
   F(cuCtxPopCurrent)                   \
   F(cuCtxGetDevice)                    \
+  F(cuCtxGetId)                        \
   F(cuCtxSynchronize)                  \
   F(cuLibraryLoadData)                 \
   F(cuLibraryUnload)                   \

@@ -22,26 +22,26 @@ namespace tilewright {
 
 // A canonical spec in a context.
 struct SpecKey {
-  device::ContextHandle context = nullptr;
+  uint64_t context_id = 0;
   AttentionSpec spec;
   bool operator==(const SpecKey&) const = default;
 
   template <typename H>
   friend H AbslHashValue(H h, const SpecKey& key) {
-    return H::combine(std::move(h), key.context, spec::SpecHash{}(key.spec));
+    return H::combine(std::move(h), key.context_id, spec::SpecHash{}(key.spec));
   }
 };
 
 // A kernel in a context. Specs that differ only in what stays a run-time argument share it.
 struct KernelKey {
-  device::ContextHandle context = nullptr;
+  uint64_t context_id = 0;
   Digest source;
   int64_t smem_bytes = 0;  // of a block: an attribute of the loaded kernel, not of its source
   bool operator==(const KernelKey&) const = default;
 
   template <typename H>
   friend H AbslHashValue(H h, const KernelKey& key) {
-    return H::combine(std::move(h), key.context, key.source, key.smem_bytes);
+    return H::combine(std::move(h), key.context_id, key.source, key.smem_bytes);
   }
 };
 

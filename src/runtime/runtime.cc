@@ -207,7 +207,7 @@ StateOr Runtime::Impl::Prepare(const AttentionSpec& spec, Stream stream) {
   TILEWRIGHT_ASSIGN_OR_RETURN(device::DeviceManager* const manager, Devices());
   TILEWRIGHT_ASSIGN_OR_RETURN(const device::DeviceManager::Current where,
                               manager->CurrentOrPrimary(options.device_ordinal));
-  const SpecKey key = {where.context, spec::Canonicalise(spec)};
+  const SpecKey key = {where.context_id, spec::Canonicalise(spec)};
   if (auto state = table.Find(key)) {
     memory_hits.fetch_add(1, std::memory_order_relaxed);
     return state;
@@ -274,7 +274,7 @@ StateOr Runtime::Impl::MakeState(const device::DeviceManager::Current& where, co
     }
     TILEWRIGHT_ASSIGN_OR_RETURN(const build::KernelRequest request,
                                 builder->MakeRequest(state->spec, decision.plan));
-    kernel_key = {where.context, request.key, decision.plan.smem_bytes};
+    kernel_key = {where.context_id, request.key, decision.plan.smem_bytes};
     TILEWRIGHT_ASSIGN_OR_RETURN(state->kernel, kernel_flights.Do(kernel_key, [&]() -> KernelOr {
       if (auto found = table.FindKernel(kernel_key)) return found;
       return MakeKernel(where, request);
@@ -368,7 +368,7 @@ absl::Status Runtime::Warmup(absl::Span<const AttentionSpec> specs) {
       impl_->prepares.fetch_add(1, std::memory_order_relaxed);
       results[i] = spec::Validate(specs[i]);
       if (!results[i].ok()) continue;
-      const SpecKey key = {where.context, spec::Canonicalise(specs[i])};
+      const SpecKey key = {where.context_id, spec::Canonicalise(specs[i])};
       if (impl_->table.Find(key) != nullptr) {
         impl_->memory_hits.fetch_add(1, std::memory_order_relaxed);
       } else {

@@ -184,6 +184,13 @@ struct FakeFunctions {
     *device = fake->contexts_[fake->CurrentLocked()];
     return CUDA_SUCCESS;
   }
+  static CUresult CtxGetId(CUcontext context, unsigned long long* id) {
+    FAKE_ENTER(cuCtxGetId);
+    if (context == nullptr) context = fake->CurrentLocked();
+    if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+    *id = reinterpret_cast<uintptr_t>(context) + fake->recreated_[context];
+    return CUDA_SUCCESS;
+  }
   static CUresult CtxSynchronize() {
     FAKE_ENTER(cuCtxSynchronize);
     return fake->CurrentLocked() == nullptr ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
@@ -405,6 +412,7 @@ FakeDriver::FakeDriver(std::vector<FakeDevice> devices) : devices_(std::move(dev
   api_.cuCtxPushCurrent = &FakeFunctions::CtxPushCurrent;
   api_.cuCtxPopCurrent = &FakeFunctions::CtxPopCurrent;
   api_.cuCtxGetDevice = &FakeFunctions::CtxGetDevice;
+  api_.cuCtxGetId = &FakeFunctions::CtxGetId;
   api_.cuCtxSynchronize = &FakeFunctions::CtxSynchronize;
   api_.cuLibraryLoadData = &FakeFunctions::LibraryLoadData;
   api_.cuLibraryUnload = &FakeFunctions::LibraryUnload;
@@ -517,6 +525,11 @@ CUcontext FakeDriver::MakeContext(int ordinal) {
   const CUcontext context = NewHandleLocked<CUcontext>();
   contexts_[context] = ordinal;
   return context;
+}
+
+void FakeDriver::RecreateContext(CUcontext context) {
+  MutexLock lock(&mutex_);
+  ++recreated_[context];
 }
 
 int FakeDriver::CallCount(const std::string& function) const {

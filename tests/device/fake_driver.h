@@ -83,6 +83,9 @@ class FakeDriver {
 
   // A context of the caller's own, not current anywhere.
   CUcontext MakeContext(int ordinal);
+  // As if it had been destroyed and another one made that came to lie at its address: a handle that
+  // is the same, an id that is not.
+  void RecreateContext(CUcontext context);
 
   // ---- what it saw ----
 
@@ -135,7 +138,8 @@ class FakeDriver {
   std::map<std::string, int> counts_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> calls_ ABSL_GUARDED_BY(mutex_);
   std::map<std::thread::id, Thread> threads_ ABSL_GUARDED_BY(mutex_);
-  std::map<CUcontext, int> contexts_ ABSL_GUARDED_BY(mutex_);  // device of each
+  std::map<CUcontext, int> contexts_ ABSL_GUARDED_BY(mutex_);        // device of each
+  std::map<CUcontext, unsigned> recreated_ ABSL_GUARDED_BY(mutex_);  // how often, each
   std::map<int, CUcontext> primaries_ ABSL_GUARDED_BY(mutex_);
   std::map<int, int> primary_retains_ ABSL_GUARDED_BY(mutex_);
   std::set<CUlibrary> libraries_ ABSL_GUARDED_BY(mutex_);

@@ -15,14 +15,14 @@
 namespace tilewright {
 namespace {
 
-SpecKey SpecNumber(int64_t n, uintptr_t context = 1) {
-  SpecKey key = {FakePointer<CUctx_st>(context), SmallSpec()};
+SpecKey SpecNumber(int64_t n, uint64_t context_id = 1) {
+  SpecKey key = {context_id, SmallSpec()};
   key.spec.seqlen_kv = n;
   return key;
 }
 
-KernelKey KernelNumber(int n, uintptr_t context = 1) {
-  return {FakePointer<CUctx_st>(context), Sha256(std::to_string(n)), 0};
+KernelKey KernelNumber(int n, uint64_t context_id = 1) {
+  return {context_id, Sha256(std::to_string(n)), 0};
 }
 
 std::shared_ptr<const PreparedAttention::State> SomeState() {

@@ -174,6 +174,18 @@ TEST_F(RuntimeTest, EachContextHasItsOwnKernel) {
   EXPECT_EQ(runtime->counters().compiles, 1);
 }
 
+TEST_F(RuntimeTest, AContextAtTheAddressOfADestroyedOneGetsItsOwnKernel) {
+  const device::ContextHandle context = MakeCurrent(0);
+  const auto runtime = Make();
+  const auto before = runtime->Prepare(SmallSpec());
+  driver_.RecreateContext(context);
+  const auto after = runtime->Prepare(SmallSpec());
+  ASSERT_TRUE(before.ok() && after.ok());
+  EXPECT_NE(before->state(), after->state());
+  EXPECT_EQ(runtime->counters().memory_hits, 0);
+  EXPECT_EQ(runtime->counters().loads, 2);
+}
+
 TEST_F(RuntimeTest, AThreadWithoutAContextGetsThePrimaryOne) {
   const auto runtime = Make();
   std::thread([&] {
@@ -612,8 +624,8 @@ TEST_F(RuntimeTest, PrepareInACaptureServesMemoryAndRefusesTheRest) {
   // Questions only: nothing that a capture could take amiss.
   const std::vector<std::string> calls = driver_.calls();
   for (size_t i = before; i < calls.size(); ++i) {
-    EXPECT_THAT(calls[i],
-                testing::AnyOf("cuCtxGetCurrent", "cuCtxGetDevice", "cuStreamIsCapturing"));
+    EXPECT_THAT(calls[i], testing::AnyOf("cuCtxGetCurrent", "cuCtxGetDevice", "cuCtxGetId",
+                                         "cuStreamIsCapturing"));
   }
   EXPECT_FALSE(driver_.capture_spoilt());
   EXPECT_EQ(runtime->counters().capture_refusals, 1);
