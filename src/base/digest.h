@@ -13,7 +13,8 @@ namespace tilewright {
 
 struct Digest {
   std::array<uint8_t, 32> bytes = {};
-  auto operator<=>(const Digest&) const = default;
+  // clang-tidy 14 takes the zero inside the defaulted operator for a null pointer.
+  auto operator<=>(const Digest&) const = default;  // NOLINT(modernize-use-nullptr)
 
   std::string ToHex() const;  // 64 lower-case hex digits
   static std::optional<Digest> FromHex(std::string_view hex);
