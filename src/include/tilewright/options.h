@@ -14,6 +14,7 @@
 
 namespace tilewright {
 
+// How the plan of a spec is chosen. This version measures nothing: all but kFrozen act as kOff.
 enum class TunePolicy {
   kFirstRun,    // Prepare measures candidates within a budget and returns the best
   kBackground,  // Prepare returns after one compile; a tuned kernel replaces it later
@@ -64,8 +65,7 @@ struct RuntimeOptions {
   // Unimplemented.
   bool allow_fallback = true;
 
-  // See TunePolicy. kFrozen is also what TILEWRIGHT_FROZEN=1 asks for. This version has no tuner:
-  // kFirstRun, kBackground and kCachedOnly do what kOff does, only kFrozen differs.
+  // See TunePolicy. kFrozen is also what TILEWRIGHT_FROZEN=1 asks for.
   TunePolicy tune_policy = TunePolicy::kFirstRun;
 
   // Compile with source lines for profilers. Changes the key of every kernel.
