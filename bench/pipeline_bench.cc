@@ -349,7 +349,10 @@ absl::StatusOr<Json> StartChild(const std::string& what, const std::string& cach
   char buffer[4096];
   for (size_t got; (got = fread(buffer, 1, sizeof buffer, pipe)) > 0;) output.append(buffer, got);
   const int status = pclose(pipe);
-  Json line = Json::parse(output, nullptr, /*allow_exceptions=*/false);
+  // The figures are the last line; a driver or a library may have said something before.
+  while (!output.empty() && output.back() == '\n') output.pop_back();
+  const size_t last = output.rfind('\n') + 1;  // 0 when there is one line only
+  Json line = Json::parse(output.substr(last), nullptr, /*allow_exceptions=*/false);
   if (line.is_discarded()) {
     return absl::InternalError(absl::StrCat("a child ended with ", status, " and said: ", output));
   }
@@ -386,7 +389,7 @@ double Worst(const std::vector<double>& values) {
 // The cold and the warm row of one spec.
 void MeasureSpec(const AttentionSpec& spec, int repeats, std::vector<Json>& rows) {
   const std::string text = SpecText(spec);
-  std::vector<double> cold, compile, warm, warm_answer, context;
+  std::vector<double> cold, compile, warm, warm_create, warm_answer, context;
   bool mapped = false;
   std::string plan;
   const auto fail = [&](const std::string& why) {
@@ -406,6 +409,7 @@ void MeasureSpec(const AttentionSpec& spec, int repeats, std::vector<Json>& rows
     compile.push_back((*first)["compile_ms"]);
     context.push_back((*first)["context_ms"]);
     warm.push_back((*second)["prepare_ms"]);
+    warm_create.push_back((*second)["create_ms"]);
     warm_answer.push_back((*second)["first_answer_ms"]);
     mapped |= (*second)["nvrtc_mapped"].get<bool>();
     plan = (*first)["plan"];
@@ -420,6 +424,7 @@ void MeasureSpec(const AttentionSpec& spec, int repeats, std::vector<Json>& rows
   row = AtMostRow(RowName("warm_prepare", spec), Median(warm), "ms", kWarmLimitMs);
   row["spec"] = text;
   row["worst"] = Worst(warm);
+  row["create_ms"] = Median(warm_create);
   row["first_answer_ms"] = Median(warm_answer);
   row["plan"] = plan;
   rows.push_back(row);
