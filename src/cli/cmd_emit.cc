@@ -3,6 +3,8 @@
 #include <fstream>
 #include <memory>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -13,6 +15,8 @@
 #include "cli/toolchain.h"
 #include "compile/nvrtc_compiler.h"
 #include "emit/emit_kernel.h"
+#include "emit/harness.h"
+#include "plan/kernel_plan.h"
 #include "spec/canonical.h"
 
 namespace tilewright::cli {
@@ -21,6 +25,7 @@ namespace {
 struct EmitOptions {
   std::vector<std::string> spec;
   std::string target = kDefaultTarget;
+  std::string plan;
   std::string out;
 };
 
@@ -35,18 +40,29 @@ absl::Status WriteFile(const std::filesystem::path& path, const std::string& tex
   return absl::InvalidArgumentError(absl::StrCat(path.string(), ": cannot write"));
 }
 
-// The unit, its generated headers and the templates, so that nvcc needs nothing but -I DIR.
-absl::Status WriteAll(const std::string& directory, const artifact::KernelSource& source,
+// All that nvcc needs for the kernel with -I DIR, and main.cu, which runs it alone.
+absl::Status WriteAll(const std::string& directory, const AttentionSpec& spec,
+                      const plan::KernelPlan& plan, const artifact::KernelSource& source,
                       const emit::TemplateBundle& bundle) {
   const std::filesystem::path root(directory);
-  TILEWRIGHT_RETURN_IF_ERROR(WriteFile(root / source.unit_name, source.text));
-  for (const artifact::SourceFile& file : source.generated_headers) {
-    TILEWRIGHT_RETURN_IF_ERROR(WriteFile(root / file.name, file.text));
-  }
-  for (const artifact::SourceFile& file : bundle.files) {
+  std::vector<artifact::SourceFile> files = emit::StandaloneFiles(source, bundle);
+  files.push_back(emit::HarnessProgram(spec, plan, source));
+  for (const artifact::SourceFile& file : files) {
     TILEWRIGHT_RETURN_IF_ERROR(WriteFile(root / file.name, file.text));
   }
   return absl::OkStatus();
+}
+
+// The plan for --arch, or the one that --plan gives.
+absl::StatusOr<plan::Decision> Decide(const EmitOptions& options, const AttentionSpec& spec,
+                                      bool allow_fallback) {
+  if (options.plan.empty()) return PlanForTarget(spec, options.target, allow_fallback);
+  TILEWRIGHT_ASSIGN_OR_RETURN(plan::KernelPlan plan, plan::ParsePlan(options.plan));
+  TILEWRIGHT_ASSIGN_OR_RETURN(plan::Decision decision,
+                              PlanForTarget(spec, plan.target, allow_fallback));
+  decision.plan = std::move(plan);
+  decision.why = "the plan was given";
+  return decision;
 }
 
 int Emit(const EmitOptions& options, const Console& console) {
@@ -58,14 +74,15 @@ int Emit(const EmitOptions& options, const Console& console) {
   absl::StatusOr<std::unique_ptr<Toolchain>> tools = Toolchain::Open();
   if (!tools.ok()) return console.Fail(kCommand, tools.status());
   const absl::StatusOr<plan::Decision> decision =
-      PlanForTarget(*spec, options.target, (*tools)->options().allow_fallback);
+      Decide(options, *spec, (*tools)->options().allow_fallback);
   if (!decision.ok()) return console.Fail(kCommand, decision.status());
   const absl::StatusOr<artifact::KernelSource> source = emit::EmitKernel(*spec, decision->plan);
   if (!source.ok()) return console.Fail(kCommand, source.status());
 
   std::string command;
   if (!options.out.empty()) {
-    const absl::Status written = WriteAll(options.out, *source, (*tools)->bundle());
+    const absl::Status written =
+        WriteAll(options.out, *spec, decision->plan, *source, (*tools)->bundle());
     if (!written.ok()) return console.Fail(kCommand, written);
     command = absl::StrCat("nvcc -std=c++20 -arch=", decision->plan.target, " -cubin -I ",
                            options.out, " ", options.out, "/", source->unit_name);
@@ -93,7 +110,8 @@ int Emit(const EmitOptions& options, const Console& console) {
   } else if (options.out.empty()) {
     console.out << source->text;
   } else {
-    console.out << options.out << ": " << source->unit_name << " and what it includes\n"
+    console.out << options.out << ": " << source->unit_name
+                << ", what it includes, and main.cu, which runs it\n"
                 << command << "\n";
   }
   return kExitFine;
@@ -106,8 +124,10 @@ void AddEmitCommand(CLI::App& app, Chosen& chosen) {
   CLI::App* command = app.add_subcommand("emit", "Print the CUDA source for a spec");
   command->add_option("SPEC", options->spec, "The spec, in words")->required();
   command->add_option("--arch", options->target, "Target, such as sm_80")->capture_default_str();
+  command->add_option("--plan", options->plan,
+                      "The plan to emit instead of the best one, as explain prints it");
   command->add_option("--out", options->out,
-                      "Write the source and all that it includes to this directory");
+                      "Write the source, all that it includes and a main.cu to this directory");
   command->callback([options, &chosen] {
     chosen = [options](const Console& console) { return Emit(*options, console); };
   });

@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "absl/status/statusor.h"
+
 namespace tilewright::plan {
 
 enum class Family { kFwdSimple };
@@ -29,6 +31,10 @@ struct KernelPlan {
   std::string ToString() const;
   bool operator==(const KernelPlan&) const = default;
 };
+
+// The plan that ToString prints as `text`. InvalidArgument for any other text; whether the plan is
+// feasible for a spec is not asked.
+absl::StatusOr<KernelPlan> ParsePlan(std::string_view text);
 
 }  // namespace tilewright::plan
 

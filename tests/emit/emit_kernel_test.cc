@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
+#include "absl/strings/str_split.h"
 #include "emit_cases.h"
 
 namespace tilewright::emit {
@@ -127,10 +129,15 @@ TEST(EmitKernelTest, TheCommentRecreatesTheText) {
        {std::string_view("fwd bf16 b=2 h=8/2 s=64 d=64 causal window=9,0"),
         std::string_view("fwd bf16 b=2 h=8 s=64/99 d=64/72 exact lse"), kEverySlot}) {
     const artifact::KernelSource source = Emit(SpecOf(text, "true"));
-    const std::string before = "recreate: tilewright emit '";
-    const size_t begin = source.text.find(before) + before.size();
-    const std::string spec = source.text.substr(begin, source.text.find('\'', begin) - begin);
-    ExpectSameSource(Emit(SpecOf(spec, "true")), source);
+    // recreate: tilewright emit 'SPEC' --plan 'PLAN'
+    const size_t line = source.text.find("recreate: tilewright emit '");
+    ASSERT_NE(line, std::string::npos);
+    const std::vector<std::string> words = absl::StrSplit(source.text.substr(line), '\'');
+    ASSERT_GE(words.size(), 5u);
+    EXPECT_EQ(words[2], " --plan ");
+    const absl::StatusOr<plan::KernelPlan> plan = plan::ParsePlan(words[3]);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    ExpectSameSource(Emit(SpecOf(words[1], "true"), *plan), source);
   }
 }
 
