@@ -194,7 +194,7 @@ absl::StatusOr<GpuSession::Result> GpuSession::Run(HostProblem& problem, StageCl
   TILEWRIGHT_RETURN_IF_ERROR(runtime_->Run(attention, args, stream_.get()));
   TILEWRIGHT_RETURN_IF_ERROR(stream_.Synchronize());
   const double first_ms = MsSince(first);
-  clock.Lap("first launch");
+  clock.Lap("first_launch");
   TILEWRIGHT_RETURN_IF_ERROR(uploaded.Download(problem, stream_.get()));
   clock.Lap("download");
   const std::vector<std::byte> first_outputs = OutputBytes(problem);

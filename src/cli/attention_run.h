@@ -88,7 +88,7 @@ class GpuSession {
     bool bitwise_equal = true;  // first and last launch wrote the same bytes
   };
   // Prepares, uploads, launches once, times further launches, and downloads o and lse into
-  // `problem`. Laps "prepare", "upload", "first launch", "timing", "download".
+  // `problem`. Laps "prepare", "upload", "first_launch", "timing", "download".
   absl::StatusOr<Result> Run(HostProblem& problem, StageClock& clock);
 
  private:

@@ -118,7 +118,7 @@ constexpr double kMostHostFlops = 2e10;
 absl::Status RunOnHost(const RunOptions& options, HostProblem& problem, StageClock& clock,
                        RunReport& report) {
   TILEWRIGHT_ASSIGN_OR_RETURN(std::unique_ptr<Toolchain> tools, Toolchain::Open());
-  clock.Lap("open store");
+  clock.Lap("open_store");
   TILEWRIGHT_ASSIGN_OR_RETURN(report.kernel,
                               BuildForTarget(*tools, problem.spec(), options.target, clock));
   if (!tools->builder().Flush(/*timeout_ms=*/10000)) {

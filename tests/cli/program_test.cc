@@ -354,7 +354,7 @@ TEST_F(ProgramTest, UsageErrorsExitWithTwo) {
       {"run", "fwd fp16 b=2 h=8 s=9 d=64", "--lse-out", "lse.npy"},
       {"emit"},
       {"emit", "nothing"},
-      {"explain", "fwd bf16"},
+      {"explain", "fwd bf17 b=1"},
       {"compile"},
       {"verify", "fwd bf16 b=2 h=8/3 s=9 d=64"},
       {"cache"},

@@ -93,7 +93,9 @@ TEST_P(RandomProblemOfEachSpecTest, IsTheSameForTheSameSeedOnly) {
   };
   EXPECT_EQ(bytes(*a), bytes(*b));
   const bool has_elements = spec.batch > 0;
-  if (has_elements) EXPECT_NE(bytes(*a), bytes(*c));
+  if (has_elements) {
+    EXPECT_NE(bytes(*a), bytes(*c));
+  }
 }
 
 TEST_P(RandomProblemOfEachSpecTest, MovesEveryPointerIntoOtherMemory) {
