@@ -67,7 +67,7 @@ system_libraries := libc|libm|libdl|libpthread|librt|libgcc_s|libstdc\+\+|ld-lin
 gpu-bundle: configure
 	@src/install_packages.sh patchelf
 	@cmake --build $(release) --parallel $(JOBS) --target tilewright tilewright_shared \
-	  $$(cmake --build $(release) --target help | grep -oE '^(gpu_test|host_path_bench|pipeline_bench)\b' | sort -u)
+	  $$(ninja -C $(release) -t targets all | sed -nE 's/^(gpu_test|host_path_bench|pipeline_bench): .*/\1/p')
 	@rm -rf $(bundle) && mkdir -p $(bundle)
 	@for file in tilewright gpu_test host_path_bench pipeline_bench libtilewright.so.0; do \
 	  if [ -e $(release)/$$file ]; then cp -L $(release)/$$file $(bundle)/; fi; \
