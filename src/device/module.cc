@@ -101,6 +101,7 @@ absl::StatusOr<std::shared_ptr<const LoadedKernel>> LoadedKernel::Load(
   std::shared_ptr<LoadedKernel> loaded(new LoadedKernel());
   loaded->api_ = &api;
   loaded->context_ = where.context;
+  loaded->context_id_ = where.context_id;
   loaded->device_ordinal_ = where.device->ordinal;
   if (const CUresult result = api.cuLibraryLoadData(&loaded->library_, cubin.data(), nullptr,
                                                     nullptr, 0, nullptr, nullptr, 0);
@@ -141,6 +142,14 @@ absl::Status LoadedKernel::Launch(const LaunchConfig& config, const void* params
         absl::StrCat("the kernel was loaded for a context of device ", device_ordinal_,
                      current == nullptr ? ", and this thread has no current context"
                                         : ", and this thread's current context is another one"));
+  }
+  unsigned long long current_id = 0;
+  TILEWRIGHT_CU_RETURN_IF_ERROR(*api_, cuCtxGetId, current, &current_id);
+  if (current_id != context_id_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the context of device ", device_ordinal_,
+                     " that the kernel was loaded for is gone, and this thread's current context "
+                     "is a later one at its address: Prepare the spec again"));
   }
   CUlaunchConfig launch = {};
   launch.gridDimX = config.grid;

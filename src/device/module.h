@@ -59,6 +59,7 @@ class LoadedKernel {
   LoadedKernel() = default;
   const DriverApi* api_ = nullptr;
   ContextHandle context_ = nullptr;
+  uint64_t context_id_ = 0;  // a later context may lie at the same address
   int device_ordinal_ = 0;
   CUlib_st* library_ = nullptr;
   CUkern_st* kernel_ = nullptr;

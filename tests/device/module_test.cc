@@ -66,9 +66,9 @@ TEST_F(LoadedKernelTest, NothingIsLeftForTheFirstLaunch) {
         (*kernel)->Launch({.grid = 1, .block = 32, .smem_bytes = 100000}, "", nullptr).ok());
   }
   const std::vector<std::string> calls = driver_.calls();
-  EXPECT_THAT(
-      std::vector<std::string>(calls.begin() + static_cast<long>(before), calls.end()),
-      ElementsAre("cuCtxGetCurrent", "cuLaunchKernelEx", "cuCtxGetCurrent", "cuLaunchKernelEx"));
+  EXPECT_THAT(std::vector<std::string>(calls.begin() + static_cast<long>(before), calls.end()),
+              ElementsAre("cuCtxGetCurrent", "cuCtxGetId", "cuLaunchKernelEx", "cuCtxGetCurrent",
+                          "cuCtxGetId", "cuLaunchKernelEx"));
 }
 
 TEST_F(LoadedKernelTest, SmemLimitIsRaisedOnlyAboveWhatEveryKernelHas) {

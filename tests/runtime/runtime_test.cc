@@ -184,6 +184,12 @@ TEST_F(RuntimeTest, AContextAtTheAddressOfADestroyedOneGetsItsOwnKernel) {
   EXPECT_NE(before->state(), after->state());
   EXPECT_EQ(runtime->counters().memory_hits, 0);
   EXPECT_EQ(runtime->counters().loads, 2);
+  // The handle of the context that is gone launches nothing.
+  const absl::Status status = runtime->Run(*before, DenseArgs(SmallSpec()), nullptr);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("Prepare the spec again"));
+  EXPECT_TRUE(driver_.launches().empty());
+  EXPECT_TRUE(runtime->Run(*after, DenseArgs(SmallSpec()), nullptr).ok());
 }
 
 TEST_F(RuntimeTest, AThreadWithoutAContextGetsThePrimaryOne) {
@@ -362,7 +368,7 @@ TEST_F(RuntimeTest, RunCallsTheDriverTwiceAndNothingElse) {
   ASSERT_TRUE(runtime->Run(*prepared, DenseArgs(SmallSpec()), nullptr).ok());
   const std::vector<std::string> calls = driver_.calls();
   EXPECT_THAT(std::vector<std::string>(calls.begin() + before, calls.end()),
-              testing::ElementsAre("cuCtxGetCurrent", "cuLaunchKernelEx"));
+              testing::ElementsAre("cuCtxGetCurrent", "cuCtxGetId", "cuLaunchKernelEx"));
 }
 
 // Case 7: empty problems succeed, launch nothing and look at no pointer.
