@@ -1,8 +1,8 @@
 // Times of the pipeline on a machine with a GPU:
 //   cold_first_call   an unknown spec to its first answer (Create, Prepare, Run, synchronised) in a
 //                     new process with an empty store, beyond cuInit and the context
-//   warm_prepare      Create and Prepare in a new process with a store that has the kernel, beyond
-//                     cuInit and the context; and whether libnvrtc got mapped
+//   warm_prepare      Prepare in a new process with a store that has the kernel, beyond cuInit and
+//                     the context; Create beside it, and whether libnvrtc got mapped
 //   run_overhead      host time of Run beyond that of the driver calls it makes, which are recorded
 //                     and replayed in the same process, in alternation
 //
@@ -175,7 +175,7 @@ absl::StatusOr<Json> MeasureStart(const std::string& cache_dir, const AttentionS
   const RuntimeCounters counters = runtime->counters();
   Json result = {{"context_ms", machine.milliseconds},
                  {"create_ms", created},
-                 {"prepare_ms", ready},
+                 {"prepare_ms", ready - created},
                  {"first_answer_ms", answered},
                  {"compiles", counters.compiles},
                  {"compile_ms", counters.compile_ms},
