@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -271,7 +272,7 @@ void PrintText(const RunReport& report, const RunOptions& options, const StageCl
   const auto line = [&](absl::string_view name, absl::string_view text) {
     console.out << absl::StreamFormat("%-9s %s\n", name, text);
   };
-  line("spec", report.spec);
+  if (!report.on_gpu) line("spec", report.spec);
   line("device", report.on_gpu ? report.device : report.note);
   if (report.kernel.has_value()) {
     const KernelReport& kernel = *report.kernel;
@@ -282,8 +283,8 @@ void PrintText(const RunReport& report, const RunOptions& options, const StageCl
                        kernel.usage.registers, kernel.usage.spill_store_bytes, kernel.compile_ms));
   }
   if (report.gpu.has_value()) {
-    line("plan", report.gpu_decision->plan.ToString());
-    line("kernel", report.gpu->explain);
+    // Lines of the same form: spec, plan, why, kernel, ...
+    console.out << absl::StripTrailingAsciiWhitespace(report.gpu->explain) << "\n";
     line("time", absl::StrFormat("%.4f ms on the GPU (median of %d), %.1f us of host time a call",
                                  report.gpu->kernel_ms, report.gpu->launches, report.gpu->host_us));
   }
