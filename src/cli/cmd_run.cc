@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "cli/attention_run.h"
 #include "cli/command.h"
@@ -272,7 +273,7 @@ void PrintText(const RunReport& report, const RunOptions& options, const StageCl
   const auto line = [&](absl::string_view name, absl::string_view text) {
     console.out << absl::StreamFormat("%-9s %s\n", name, text);
   };
-  if (!report.on_gpu) line("spec", report.spec);
+  line("spec", report.spec);
   line("device", report.on_gpu ? report.device : report.note);
   if (report.kernel.has_value()) {
     const KernelReport& kernel = *report.kernel;
@@ -283,8 +284,10 @@ void PrintText(const RunReport& report, const RunOptions& options, const StageCl
                        kernel.usage.registers, kernel.usage.spill_store_bytes, kernel.compile_ms));
   }
   if (report.gpu.has_value()) {
-    // Lines of the same form: spec, plan, why, kernel, ...
-    console.out << absl::StripTrailingAsciiWhitespace(report.gpu->explain) << "\n";
+    // The spec on a line of its own, then lines of this form: plan, why, kernel, ...
+    absl::string_view explain = absl::StripAsciiWhitespace(report.gpu->explain);
+    if (absl::ConsumePrefix(&explain, report.spec)) absl::ConsumePrefix(&explain, "\n");
+    console.out << explain << "\n";
     line("time", absl::StrFormat("%.4f ms on the GPU (median of %d), %.1f us of host time a call",
                                  report.gpu->kernel_ms, report.gpu->launches, report.gpu->host_us));
   }
