@@ -33,6 +33,9 @@ struct Entry {
   const std::string* Find(std::string_view name) const;
 };
 
+// Entries are handed out shared: a hit in memory copies no kernel.
+using EntryPtr = std::shared_ptr<const Entry>;
+
 struct EntryKey {
   Digest digest = {};                       // SHA-256 of the manifest
   std::optional<std::string> variant = {};  // absent: any compiler's entry will do
@@ -81,8 +84,8 @@ class ArtifactStore {
 
   // The verified entry whose manifest equals `manifest` byte for byte, or NotFound whose message
   // says why it is a miss ("absent", "corrupt: ...", "foreign: ...", "manifest differs", "variant
-  // differs", "unreadable: ..."). Never another error.
-  virtual absl::StatusOr<Entry> Get(const EntryKey& key, std::string_view manifest) = 0;
+  // differs", "unreadable: ..."). Never another error, never null.
+  virtual absl::StatusOr<EntryPtr> Get(const EntryKey& key, std::string_view manifest) = 0;
 
   // Publishes atomically. Losing a race against an equal entry is success. A failure leaves nothing
   // visible behind.
@@ -96,6 +99,8 @@ class ArtifactStore {
   virtual absl::StatusOr<Entry> Read(const EntryInfo& info) = 0;
   // Looks at every file to count `entries` and `bytes`: for people, not for a hot path.
   virtual StoreStats Stats() = 0;
+  // The same without `entries` and `bytes`: where those would have to be counted on disk they are 0.
+  virtual StoreStats Counters() { return Stats(); }
 
   // Excludes other processes of this host that are about to produce the same key, for at most
   // `timeout_ms`. An object that holds the lock until it is destroyed, or nullptr when it could not

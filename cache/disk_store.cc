@@ -80,7 +80,9 @@ struct DiskStore::Impl {
   bool writable() const { return !options.read_only && !options.pack; }
 
   // ---- reading
-  Miss Load(FileSystem::Handle shard, const std::string& name, const EntryName& id, Entry* entry);
+  // `use` renews the stamp that eviction looks at.
+  Miss Load(FileSystem::Handle shard, const std::string& name, const EntryName& id, bool use,
+            Entry* entry);
   Miss LoadFrom(const Digest& digest, const std::optional<std::string>& variant,
                 std::string_view manifest, Entry* entry);
   Miss Missed(const Fault& fault, const std::string& path);
@@ -216,7 +218,7 @@ void DiskStore::Impl::MoveAside(FileSystem::Handle shard, const std::string& nam
 }
 
 Miss DiskStore::Impl::Load(FileSystem::Handle shard, const std::string& name, const EntryName& id,
-                           Entry* entry) {
+                           bool use, Entry* entry) {
   const std::string path = PathOf(name.substr(0, 2), name);
   FileSystem::Handle handle = FileSystem::kInvalid;
   if (const int error = fs.OpenFile(shard, name, &handle); error != 0) {
@@ -243,7 +245,7 @@ Miss DiskStore::Impl::Load(FileSystem::Handle shard, const std::string& name, co
     return Corrupt(shard, name, info, "name: the entry is that of another key or variant");
   }
   *entry = *std::move(parsed);
-  if (writable()) {
+  if (use && writable()) {
     // The stamp is for eviction only. A failure (a foreign file of a shared store) costs nothing.
     const int64_t age = fs.NowNs() - info.mtime_ns;
     if (age > kHourNs || age < -kHourNs) (void)fs.Touch(shard, name);
@@ -278,7 +280,7 @@ Miss DiskStore::Impl::LoadFrom(const Digest& digest, const std::optional<std::st
     const std::optional<EntryName> id = ParseEntryFileName(name);
     if (!id.has_value() || id->digest != digest) continue;
     tried = true;
-    Miss miss = Load(shard.get(), name, *id, entry);
+    Miss miss = Load(shard.get(), name, *id, /*use=*/true, entry);
     if (miss.kind == Miss::kNone && entry->manifest != manifest) {
       miss = {Miss::kManifestDiffers, "manifest differs"};
     }
@@ -315,9 +317,9 @@ void DiskStore::Impl::Count(const Miss& miss) {
   }
 }
 
-absl::StatusOr<Entry> DiskStore::Get(const EntryKey& key, std::string_view manifest) {
-  Entry entry;
-  const Miss miss = impl_->LoadFrom(key.digest, key.variant, manifest, &entry);
+absl::StatusOr<EntryPtr> DiskStore::Get(const EntryKey& key, std::string_view manifest) {
+  auto entry = std::make_shared<Entry>();
+  const Miss miss = impl_->LoadFrom(key.digest, key.variant, manifest, entry.get());
   if (miss.kind == Miss::kNone) {
     ++impl_->hits;
     return entry;
@@ -335,7 +337,7 @@ absl::StatusOr<Entry> DiskStore::Read(const EntryInfo& info) {
   }
   Entry entry;
   const Miss miss = impl_->Load(shard.get(), EntryFileName(info.digest, info.variant_hex),
-                                EntryName{info.digest, info.variant_hex}, &entry);
+                                EntryName{info.digest, info.variant_hex}, /*use=*/false, &entry);
   impl_->Count(miss);
   if (miss.kind == Miss::kNone) return entry;
   if (miss.kind == Miss::kCorrupt) return absl::DataLossError(miss.text);
@@ -361,7 +363,7 @@ absl::StatusOr<std::vector<EntryInfo>> DiskStore::List() {
   return entries;
 }
 
-StoreStats DiskStore::Stats() {
+StoreStats DiskStore::Counters() {
   StoreStats stats;
   stats.hits = impl_->hits;
   stats.misses = impl_->misses;
@@ -379,6 +381,11 @@ StoreStats DiskStore::Stats() {
   stats.lock_wait_ms = locks.wait_ms;
   stats.lock_timeouts = locks.timeouts;
   stats.warnings_suppressed = impl_->logger.suppressed();
+  return stats;
+}
+
+StoreStats DiskStore::Stats() {
+  StoreStats stats = Counters();
   std::vector<StoredFile> files;
   for (const std::string& shard : ListShards(impl_->directory)) {
     ListShard(impl_->directory, shard, &files);

@@ -60,12 +60,13 @@ class DiskStore : public ArtifactStore {
       FileSystem* file_system = &FileSystem::Posix());
   ~DiskStore() override;
 
-  absl::StatusOr<Entry> Get(const EntryKey& key, std::string_view manifest) override;
+  absl::StatusOr<EntryPtr> Get(const EntryKey& key, std::string_view manifest) override;
   absl::Status Put(const Entry& entry) override;
   absl::Status Remove(const Digest& digest, std::string_view variant_hex) override;
   absl::StatusOr<std::vector<EntryInfo>> List() override;
   absl::StatusOr<Entry> Read(const EntryInfo& info) override;
   StoreStats Stats() override;
+  StoreStats Counters() override;
   std::unique_ptr<KeyLock> Lock(const Digest& digest, int timeout_ms) override;
 
   // Evicts the entries unused for longest until the rest fits, and sweeps temporaries older than an

@@ -9,9 +9,8 @@
 
 namespace tilewright::cache {
 
-LayeredStore::LayeredStore(std::unique_ptr<MemoryStore> memory,
-                           std::vector<std::unique_ptr<DiskStore>> packs,
-                           std::unique_ptr<DiskStore> user)
+LayeredStore::LayeredStore(std::unique_ptr<MemoryStore> memory, std::vector<StoreLayer> packs,
+                           StoreLayer user)
     : memory_(std::move(memory)), packs_(std::move(packs)), user_(std::move(user)) {
   TILEWRIGHT_CHECK(memory_ != nullptr);
 }
@@ -21,8 +20,8 @@ bool LayeredStore::IsRemoved(const Digest& digest, const std::string& variant) {
   return !removed_.empty() && removed_.contains(std::make_pair(digest, VariantHex(variant)));
 }
 
-absl::StatusOr<Entry> LayeredStore::Get(const EntryKey& key, std::string_view manifest) {
-  absl::StatusOr<Entry> entry = memory_->Get(key, manifest);
+absl::StatusOr<EntryPtr> LayeredStore::Get(const EntryKey& key, std::string_view manifest) {
+  absl::StatusOr<EntryPtr> entry = memory_->Get(key, manifest);
   if (entry.ok()) {
     MutexLock lock(&mutex_);
     ++stats_.hits;
@@ -30,20 +29,20 @@ absl::StatusOr<Entry> LayeredStore::Get(const EntryKey& key, std::string_view ma
     return entry;
   }
   std::vector<std::string> reasons;
-  const auto look_in = [&](DiskStore& store) {
+  const auto look_in = [&](ArtifactStore& store) {
     entry = store.Get(key, manifest);
     if (entry.ok()) return true;
     if (entry.status().message() != "absent") reasons.emplace_back(entry.status().message());
     return false;
   };
   bool from_pack = false;
-  for (const std::unique_ptr<DiskStore>& pack : packs_) {
-    if (look_in(*pack) && !IsRemoved(key.digest, entry->variant)) {
+  for (const StoreLayer& pack : packs_) {
+    if (look_in(*pack.store) && !IsRemoved(key.digest, (*entry)->variant)) {
       from_pack = true;
       break;
     }
   }
-  const bool found = from_pack || (user_ != nullptr && look_in(*user_));
+  const bool found = from_pack || (user_.store != nullptr && look_in(*user_.store));
   {
     MutexLock lock(&mutex_);
     ++(found ? stats_.hits : stats_.misses);
@@ -53,13 +52,13 @@ absl::StatusOr<Entry> LayeredStore::Get(const EntryKey& key, std::string_view ma
   if (!found) {
     return absl::NotFoundError(reasons.empty() ? "absent" : absl::StrJoin(reasons, "; "));
   }
-  (void)memory_->Put(*entry);  // memory takes everything
+  memory_->Keep(*entry);
   return entry;
 }
 
 absl::Status LayeredStore::Put(const Entry& entry) {
   absl::Status status = memory_->Put(entry);
-  return user_ == nullptr ? status : user_->Put(entry);
+  return user_.store == nullptr ? status : user_.store->Put(entry);
 }
 
 absl::Status LayeredStore::Remove(const Digest& digest, std::string_view variant_hex) {
@@ -68,13 +67,13 @@ absl::Status LayeredStore::Remove(const Digest& digest, std::string_view variant
     removed_.emplace(digest, variant_hex);
   }
   absl::Status status = memory_->Remove(digest, variant_hex);
-  return user_ == nullptr ? status : user_->Remove(digest, variant_hex);
+  return user_.store == nullptr ? status : user_.store->Remove(digest, variant_hex);
 }
 
 absl::StatusOr<std::vector<EntryInfo>> LayeredStore::List() {
   std::vector<EntryInfo> all;
   absl::flat_hash_set<std::pair<Digest, std::string>> on_disk;
-  const auto add = [&](DiskStore& store) -> absl::Status {
+  const auto add = [&](ArtifactStore& store) -> absl::Status {
     absl::StatusOr<std::vector<EntryInfo>> entries = store.List();
     if (!entries.ok()) return std::move(entries).status();
     for (EntryInfo& info : *entries) {
@@ -83,11 +82,11 @@ absl::StatusOr<std::vector<EntryInfo>> LayeredStore::List() {
     }
     return absl::OkStatus();
   };
-  for (const std::unique_ptr<DiskStore>& pack : packs_) {
-    if (absl::Status status = add(*pack); !status.ok()) return status;
+  for (const StoreLayer& pack : packs_) {
+    if (absl::Status status = add(*pack.store); !status.ok()) return status;
   }
-  if (user_ != nullptr) {
-    if (absl::Status status = add(*user_); !status.ok()) return status;
+  if (user_.store != nullptr) {
+    if (absl::Status status = add(*user_.store); !status.ok()) return status;
   }
   absl::StatusOr<std::vector<EntryInfo>> in_memory = memory_->List();
   if (!in_memory.ok()) return in_memory;
@@ -104,17 +103,21 @@ absl::StatusOr<std::vector<EntryInfo>> LayeredStore::List() {
 
 absl::StatusOr<Entry> LayeredStore::Read(const EntryInfo& info) {
   if (info.path.empty()) return memory_->Read(info);
-  const auto lies_in = [&](const DiskStore& store) {
-    return info.path.starts_with(store.options().directory + "/");
+  const auto lies_in = [&](const StoreLayer& layer) {
+    return layer.store != nullptr && info.path.starts_with(layer.place + "/");
   };
-  for (const std::unique_ptr<DiskStore>& pack : packs_) {
-    if (lies_in(*pack)) return pack->Read(info);
+  for (const StoreLayer& pack : packs_) {
+    if (lies_in(pack)) return pack.store->Read(info);
   }
-  if (user_ != nullptr && lies_in(*user_)) return user_->Read(info);
+  if (lies_in(user_)) return user_.store->Read(info);
   return absl::NotFoundError(absl::StrCat(info.path, " lies in no layer of this store"));
 }
 
-StoreStats LayeredStore::Stats() {
+StoreStats LayeredStore::Stats() { return Sum(&ArtifactStore::Stats); }
+
+StoreStats LayeredStore::Counters() { return Sum(&ArtifactStore::Counters); }
+
+StoreStats LayeredStore::Sum(StoreStats (ArtifactStore::*ask)()) {
   StoreStats stats;
   {
     MutexLock lock(&mutex_);
@@ -128,8 +131,9 @@ StoreStats LayeredStore::Stats() {
     stats.entries += layer.entries;
     stats.bytes += layer.bytes;
   };
-  for (const std::unique_ptr<DiskStore>& pack : packs_) add_reading(pack->Stats());
-  const StoreStats writer = user_ != nullptr ? user_->Stats() : memory_->Stats();
+  for (const StoreLayer& pack : packs_) add_reading((pack.store.get()->*ask)());
+  ArtifactStore* const writing = user_.store != nullptr ? user_.store.get() : memory_.get();
+  const StoreStats writer = (writing->*ask)();
   add_reading(writer);
   stats.publishes = writer.publishes;
   stats.publish_ms = writer.publish_ms;
@@ -143,7 +147,7 @@ StoreStats LayeredStore::Stats() {
 }
 
 std::unique_ptr<ArtifactStore::KeyLock> LayeredStore::Lock(const Digest& digest, int timeout_ms) {
-  return user_ == nullptr ? nullptr : user_->Lock(digest, timeout_ms);
+  return user_.store == nullptr ? nullptr : user_.store->Lock(digest, timeout_ms);
 }
 
 }  // namespace tilewright::cache

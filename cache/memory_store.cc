@@ -14,7 +14,7 @@ int64_t BytesOf(const Entry& entry) {
   return static_cast<int64_t>(bytes);
 }
 
-int64_t BytesOf(const std::vector<std::shared_ptr<const Entry>>& variants) {
+int64_t BytesOf(const std::vector<EntryPtr>& variants) {
   int64_t bytes = 0;
   for (const auto& entry : variants) bytes += BytesOf(*entry);
   return bytes;
@@ -22,47 +22,42 @@ int64_t BytesOf(const std::vector<std::shared_ptr<const Entry>>& variants) {
 
 }  // namespace
 
-absl::StatusOr<Entry> MemoryStore::Get(const EntryKey& key, std::string_view manifest) {
-  std::shared_ptr<const Entry> found;
-  {
-    MutexLock lock(&mutex_);
-    bool other_manifest = false;
-    if (const Variants* variants = entries_.Find(key.digest)) {
-      for (const auto& entry : *variants) {
-        if (key.variant.has_value() && entry->variant != *key.variant) continue;
-        if (entry->manifest != manifest) {
-          other_manifest = true;
-          continue;
-        }
-        found = entry;
-        break;
+absl::StatusOr<EntryPtr> MemoryStore::Get(const EntryKey& key, std::string_view manifest) {
+  MutexLock lock(&mutex_);
+  bool other_manifest = false;
+  if (const Variants* variants = entries_.Find(key.digest)) {
+    for (const EntryPtr& entry : *variants) {
+      if (key.variant.has_value() && entry->variant != *key.variant) continue;
+      if (entry->manifest == manifest) {
+        ++stats_.hits;
+        return entry;
       }
+      other_manifest = true;
     }
-    if (found == nullptr) {
-      ++stats_.misses;
-      ++(other_manifest ? stats_.manifest_differs : stats_.absent);
-      return absl::NotFoundError(other_manifest ? "manifest differs" : "absent");
-    }
-    ++stats_.hits;
   }
-  return *found;
+  ++stats_.misses;
+  ++(other_manifest ? stats_.manifest_differs : stats_.absent);
+  return absl::NotFoundError(other_manifest ? "manifest differs" : "absent");
 }
 
 absl::Status MemoryStore::Put(const Entry& entry) {
-  auto shared = std::make_shared<const Entry>(entry);
-  const Digest digest = Sha256(entry.manifest);
+  Keep(std::make_shared<const Entry>(entry));
+  return absl::OkStatus();
+}
+
+void MemoryStore::Keep(EntryPtr entry) {
+  const Digest digest = Sha256(entry->manifest);
   MutexLock lock(&mutex_);
   Variants variants;
   if (const Variants* present = entries_.Find(digest)) {
     for (const auto& other : *present) {
-      if (other->variant != entry.variant) variants.push_back(other);
+      if (other->variant != entry->variant) variants.push_back(other);
     }
   }
-  variants.push_back(std::move(shared));
+  variants.push_back(std::move(entry));
   const int64_t bytes = BytesOf(variants);
   stats_.evictions += entries_.Insert(digest, std::move(variants), bytes);
   ++stats_.publishes;
-  return absl::OkStatus();
 }
 
 absl::Status MemoryStore::Remove(const Digest& digest, std::string_view variant_hex) {

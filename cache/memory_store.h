@@ -18,8 +18,10 @@ class MemoryStore : public ArtifactStore {
   // `max_bytes` of manifests, variants and sections; 0: no bound.
   explicit MemoryStore(int64_t max_bytes) : entries_(max_bytes) {}
 
-  absl::StatusOr<Entry> Get(const EntryKey& key, std::string_view manifest) override;
+  absl::StatusOr<EntryPtr> Get(const EntryKey& key, std::string_view manifest) override;
   absl::Status Put(const Entry& entry) override;
+  // As Put, without a copy.
+  void Keep(EntryPtr entry);
   absl::Status Remove(const Digest& digest, std::string_view variant_hex) override;
   absl::StatusOr<std::vector<EntryInfo>> List() override;
   absl::StatusOr<Entry> Read(const EntryInfo& info) override;
@@ -28,9 +30,8 @@ class MemoryStore : public ArtifactStore {
   std::unique_ptr<KeyLock> Lock(const Digest& digest, int timeout_ms) override;
 
  private:
-  // The entries of one key, one per compiler; almost always a single one. Shared so that copies are
-  // made outside the lock.
-  using Variants = std::vector<std::shared_ptr<const Entry>>;
+  // The entries of one key, one per compiler; almost always a single one.
+  using Variants = std::vector<EntryPtr>;
 
   Mutex mutex_;
   LruMap<Digest, Variants> entries_ ABSL_GUARDED_BY(mutex_);

@@ -13,6 +13,7 @@
 #include "base/env.h"
 #include "cache/layered_store.h"
 #include "cache/memory_store.h"
+#include "cache/pack.h"
 
 namespace tilewright::cache {
 namespace {
@@ -51,6 +52,70 @@ std::string Absolute(const std::string& path) {
 
 bool HasMoreRightsThanItsCaller() { return getauxval(AT_SECURE) != 0; }
 
+constexpr char kEmbeddedPlace[] = "embedded pack";
+
+// The layer of a pack, and in `state` its digest.
+absl::StatusOr<StoreLayer> OpenPack(const std::string& path, absl::Span<const Digest> pins,
+                                    const Logger& logger, PackState* state) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) {
+    if (!pins.empty()) {
+      return absl::PermissionDeniedError(absl::StrCat(
+          path,
+          ": a directory has no digest that could be the pinned one; make a pack file of it "
+          "with tilewright cache export"));
+    }
+    auto store = DiskStore::Open({.directory = path, .pack = true}, logger);
+    if (!store.ok()) return store.status();
+    return StoreLayer{path, *std::move(store)};
+  }
+  auto store = PackStore::Open(path, pins, logger);
+  if (!store.ok()) return store.status();
+  state->sha256 = (*store)->digest().ToHex();
+  return StoreLayer{path, *std::move(store)};
+}
+
+// Packs that can be used, in the order in which they are searched.
+std::vector<StoreLayer> OpenPacks(const StoreOptions& options, const Logger& logger,
+                                  std::vector<PackState>* states) {
+  std::vector<StoreLayer> layers;
+  std::vector<Digest> pins;
+  for (const std::string& text : options.pack_sha256) {
+    // What is no digest is none that a pack has: it must refuse rather than be passed over.
+    pins.push_back(Digest::FromHex(text).value_or(Digest{}));
+  }
+  const auto add = [&](PackState state, absl::StatusOr<StoreLayer> layer) {
+    if (layer.ok()) {
+      layers.push_back(*std::move(layer));
+    } else {
+      state.refused = std::string(layer.status().message());
+      logger.EventOnce(LogLevel::kWarning, absl::StrCat("store_pack_refused ", state.place),
+                       "store_pack_refused", {{"path", state.place}, {"reason", state.refused}});
+    }
+    states->push_back(std::move(state));
+  };
+  if (!options.embedded_pack.empty()) {
+    PackState state = {.place = kEmbeddedPlace};
+    const std::string_view bytes(reinterpret_cast<const char*>(options.embedded_pack.data()),
+                                 options.embedded_pack.size());
+    auto store = PackStore::OpenBytes(bytes, kEmbeddedPlace, pins, logger);
+    if (store.ok()) {
+      state.sha256 = (*store)->digest().ToHex();
+      add(std::move(state), StoreLayer{kEmbeddedPlace, *std::move(store)});
+    } else {
+      add(std::move(state), store.status());
+    }
+  }
+  // Paths from the environment choose nothing in a program with more rights than its caller.
+  if (options.in_memory || HasMoreRightsThanItsCaller()) return layers;
+  for (const std::string& pack : options.packs) {
+    PackState state = {.place = Absolute(pack)};
+    absl::StatusOr<StoreLayer> layer = OpenPack(state.place, pins, logger, &state);
+    add(std::move(state), std::move(layer));
+  }
+  return layers;
+}
+
 }  // namespace
 
 StoreLocation LocateStore(const StoreOptions& options) {
@@ -78,20 +143,8 @@ StoreLocation LocateStore(const StoreOptions& options) {
 OpenedStore OpenStore(const StoreOptions& options, const Logger& logger) {
   OpenedStore opened;
   opened.location = LocateStore(options);
-  std::vector<std::unique_ptr<DiskStore>> packs;
+  std::vector<StoreLayer> packs = OpenPacks(options, logger, &opened.packs);
   std::unique_ptr<DiskStore> user;
-  if (!options.in_memory && !HasMoreRightsThanItsCaller()) {
-    for (const std::string& pack : options.packs) {
-      auto store = DiskStore::Open({.directory = Absolute(pack), .pack = true}, logger);
-      if (store.ok()) {
-        packs.push_back(*std::move(store));
-      } else {
-        logger.EventOnce(LogLevel::kWarning, absl::StrCat("store_pack_refused ", pack),
-                         "store_pack_refused",
-                         {{"path", pack}, {"reason", store.status().message()}});
-      }
-    }
-  }
   if (!opened.location.directory.empty()) {
     auto store = DiskStore::Open({.directory = opened.location.directory,
                                   .read_only = options.read_only,
@@ -111,8 +164,8 @@ OpenedStore OpenStore(const StoreOptions& options, const Logger& logger) {
   opened.disk = user.get();
   auto memory =
       std::make_unique<MemoryStore>(user != nullptr ? kMemoryBytesOverDisk : kMemoryBytesAlone);
-  opened.store =
-      std::make_unique<LayeredStore>(std::move(memory), std::move(packs), std::move(user));
+  opened.store = std::make_unique<LayeredStore>(
+      std::move(memory), std::move(packs), StoreLayer{opened.location.directory, std::move(user)});
   return opened;
 }
 

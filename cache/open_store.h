@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "base/log.h"
 #include "cache/artifact_store.h"
 #include "cache/disk_store.h"
@@ -14,8 +15,12 @@
 namespace tilewright::cache {
 
 struct StoreOptions {
-  std::string directory = {};           // the user's store; empty: the default place (R21)
-  std::vector<std::string> packs = {};  // read-only, searched first
+  std::string directory = {};  // the user's store; empty: the default place (R21)
+  // Read-only, searched first: pack files, and directories with the layout of a store.
+  std::vector<std::string> packs = {};
+  absl::Span<const uint8_t> embedded_pack = {};  // outlives the store; searched before the others
+  // Digests in hex. Where there are any, a pack without one of them is refused.
+  std::vector<std::string> pack_sha256 = {};
   bool read_only = false;
   bool in_memory = false;
   int64_t max_bytes = 0;      // of the user's store on disk; 0: no limit
@@ -29,11 +34,19 @@ struct StoreLocation {
                     // memory only
 };
 
+// What became of one pack.
+struct PackState {
+  std::string place = {};    // its path, or "embedded pack"
+  std::string sha256 = {};   // of the manifest of a pack file; empty for a directory
+  std::string refused = {};  // why it is not used; empty: it is
+};
+
 struct OpenedStore {
   std::unique_ptr<ArtifactStore> store;
   StoreLocation location;
   // The user's store inside `store`, for `cache gc` and `cache clear`; nullptr for memory only.
   DiskStore* disk = nullptr;
+  std::vector<PackState> packs;
 };
 
 // Where the user's store would lie, by the options and the environment alone: nothing is opened.

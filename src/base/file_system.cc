@@ -91,6 +91,12 @@ class PosixFileSystem : public FileSystem {
     return count < 0 ? errno : 0;
   }
 
+  int ReadAt(Handle file, int64_t offset, char* data, size_t size, size_t* got) override {
+    const ssize_t count = Retry([&] { return pread(file, data, size, offset); });
+    *got = count < 0 ? 0 : static_cast<size_t>(count);
+    return count < 0 ? errno : 0;
+  }
+
   int Write(Handle file, const char* data, size_t size, size_t* written) override {
     const ssize_t count = Retry([&] { return write(file, data, size); });
     *written = count < 0 ? 0 : static_cast<size_t>(count);
@@ -229,6 +235,21 @@ int ReadExactly(FileSystem& file_system, FileSystem::Handle file, size_t size, s
   const int error = file_system.Read(file, &more, 1, &got);
   if (error != 0) return error;
   return got == 0 ? 0 : EIO;
+}
+
+int ReadExactlyAt(FileSystem& file_system, FileSystem::Handle file, int64_t offset, size_t size,
+                  std::string* data) {
+  data->resize(size);
+  size_t done = 0;
+  while (done < size) {
+    size_t got = 0;
+    const int error = file_system.ReadAt(file, offset + static_cast<int64_t>(done),
+                                         data->data() + done, size - done, &got);
+    if (error != 0) return error;
+    if (got == 0) return EIO;
+    done += got;
+  }
+  return 0;
 }
 
 int WriteAll(FileSystem& file_system, FileSystem::Handle file, std::string_view data) {

@@ -67,6 +67,9 @@ class FileSystem {
 
   // Up to `size` bytes; 0 bytes at the end of the file.
   [[nodiscard]] virtual int Read(Handle file, char* data, size_t size, size_t* got) = 0;
+  // Up to `size` bytes from `offset` on; the position stays where it is.
+  [[nodiscard]] virtual int ReadAt(Handle file, int64_t offset, char* data, size_t size,
+                                   size_t* got) = 0;
   // Up to `size` bytes; may write fewer.
   [[nodiscard]] virtual int Write(Handle file, const char* data, size_t size, size_t* written) = 0;
   // Returns once the contents of a file, or the names in a directory, survive a power cut.
@@ -136,6 +139,10 @@ class ScopedHandle {
 // them: it changed while it was read.
 [[nodiscard]] int ReadExactly(FileSystem& file_system, FileSystem::Handle file, size_t size,
                               std::string* data);
+
+// `size` bytes from `offset` on. EIO when the file ends earlier.
+[[nodiscard]] int ReadExactlyAt(FileSystem& file_system, FileSystem::Handle file, int64_t offset,
+                                size_t size, std::string* data);
 
 [[nodiscard]] int WriteAll(FileSystem& file_system, FileSystem::Handle file, std::string_view data);
 

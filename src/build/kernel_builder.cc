@@ -149,18 +149,18 @@ std::optional<BuiltKernel> KernelBuilder::Impl::FromStore(const KernelRequest& r
                                                           const std::optional<std::string>& variant,
                                                           std::string* miss_reason) {
   const auto start = std::chrono::steady_clock::now();
-  absl::StatusOr<cache::Entry> entry =
+  const absl::StatusOr<cache::EntryPtr> entry =
       store->Get({request.key, variant}, request.manifest.manifest());
   if (!entry.ok()) {
     *miss_reason = std::string(entry.status().message());
     return std::nullopt;
   }
   absl::StatusOr<artifact::KernelBinary> binary =
-      DecodeEntry(*entry, request.source.entry_name, request.plan.target);
+      DecodeEntry(**entry, request.source.entry_name, request.plan.target);
   if (!binary.ok()) {
     // Its digest holds, so it was written like this; it would fail again each time.
     *miss_reason = absl::StrCat("corrupt: ", binary.status().message());
-    publisher.Remove(request.key, VariantHex(entry->variant));
+    publisher.Remove(request.key, VariantHex((*entry)->variant));
     return std::nullopt;
   }
   {
@@ -170,8 +170,7 @@ std::optional<BuiltKernel> KernelBuilder::Impl::FromStore(const KernelRequest& r
   logger->Event(
       LogLevel::kInfo, "store_hit",
       {{"key", request.key.ToHex()}, {"entry", request.source.entry_name}, {"ms", MsSince(start)}});
-  return BuiltKernel{*std::move(binary), BinaryOrigin::kStore, request.key,
-                     std::move(entry->variant), ""};
+  return BuiltKernel{*std::move(binary), BinaryOrigin::kStore, request.key, (*entry)->variant, ""};
 }
 
 absl::StatusOr<SharedKernel> KernelBuilder::Impl::CompileAndPublish(

@@ -97,11 +97,12 @@ class KernelBuilderTest : public testing::Test {
     ASSERT_TRUE(builder.Flush(10000));
     const auto request = builder.MakeRequest(spec, PlanOf(spec));
     ASSERT_TRUE(request.ok());
-    auto entry = store_.Get({request->key, variant_}, request->manifest.manifest());
-    ASSERT_TRUE(entry.ok()) << entry.status();
+    const auto found = store_.Get({request->key, variant_}, request->manifest.manifest());
+    ASSERT_TRUE(found.ok()) << found.status();
+    cache::Entry entry = **found;
     ASSERT_TRUE(store_.Remove(request->key, Sha256(variant_).ToHex().substr(0, 16)).ok());
-    edit(&*entry);
-    ASSERT_TRUE(store_.Put(*entry).ok());
+    edit(&entry);
+    ASSERT_TRUE(store_.Put(entry).ok());
   }
 
   Lines lines_;

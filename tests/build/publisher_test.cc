@@ -25,7 +25,7 @@ class RecordingStore : public cache::ArtifactStore {
     RecordingStore* store_;
   };
 
-  absl::StatusOr<cache::Entry> Get(const cache::EntryKey&, std::string_view) override {
+  absl::StatusOr<cache::EntryPtr> Get(const cache::EntryKey&, std::string_view) override {
     return absl::NotFoundError("absent");
   }
   absl::Status Put(const cache::Entry& entry) override {

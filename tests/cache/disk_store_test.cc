@@ -216,7 +216,7 @@ TEST_F(DiskStoreTest, VariantsAreApartUnlessAnyWillDo) {
   WriteFile(PathOf(one), "damaged");
   const auto rest = store->Get(any, one.manifest);
   ASSERT_TRUE(rest.ok());
-  EXPECT_TRUE(SameEntry(*rest, two));
+  EXPECT_TRUE(SameEntry(**rest, two));
   ASSERT_TRUE(store->Remove(KeyOf(two).digest, VariantHex("nvrtc 2")).ok());
   EXPECT_EQ(store->Get(any, one.manifest).status().message(), "absent");
 }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cache/disk_store.h"
 #include "cache/entry_format.h"
 #include "tests/cache/test_entries.h"
 #include "tests/support/temp_directory.h"
@@ -31,10 +32,11 @@ class LayeredStoreTest : public ::testing::Test {
     for (const Entry& entry : entries) ASSERT_TRUE(writer->Put(entry).ok());
   }
   std::unique_ptr<LayeredStore> Layers(bool with_pack, bool with_user) {
-    std::vector<std::unique_ptr<DiskStore>> packs;
-    if (with_pack) packs.push_back(Disk(pack_, /*pack=*/true));
-    return std::make_unique<LayeredStore>(std::make_unique<MemoryStore>(0), std::move(packs),
-                                          with_user ? Disk(user_) : nullptr);
+    std::vector<StoreLayer> packs;
+    if (with_pack) packs.push_back({pack_, Disk(pack_, /*pack=*/true)});
+    return std::make_unique<LayeredStore>(
+        std::make_unique<MemoryStore>(0), std::move(packs),
+        with_user ? StoreLayer{user_, Disk(user_)} : StoreLayer{});
   }
 
   testing::TempDirectory temp_;

@@ -44,14 +44,14 @@ inline bool SameEntry(const Entry& a, const Entry& b) {
 
 // Whether the store serves exactly this entry.
 inline bool Serves(ArtifactStore& store, const Entry& entry) {
-  const absl::StatusOr<Entry> found = store.Get(KeyOf(entry), entry.manifest);
-  return found.ok() && SameEntry(*found, entry);
+  const absl::StatusOr<EntryPtr> found = store.Get(KeyOf(entry), entry.manifest);
+  return found.ok() && SameEntry(**found, entry);
 }
 
 // Why it does not; "hit" when it does.
 inline std::string MissOf(ArtifactStore& store, const Entry& entry) {
-  const absl::StatusOr<Entry> found = store.Get(KeyOf(entry), entry.manifest);
-  if (found.ok()) return SameEntry(*found, entry) ? "hit" : "wrong entry";
+  const absl::StatusOr<EntryPtr> found = store.Get(KeyOf(entry), entry.manifest);
+  if (found.ok()) return SameEntry(**found, entry) ? "hit" : "wrong entry";
   if (found.status().code() != absl::StatusCode::kNotFound) return "wrong status code";
   return std::string(found.status().message());
 }

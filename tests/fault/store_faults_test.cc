@@ -57,7 +57,7 @@ std::string UseEverything(DiskStore& store) {
     if (miss == "wrong entry" || miss == "wrong status code") return miss;
     const Entry entry = NumberedEntry(i);
     const auto any = store.Get({.digest = KeyOf(entry).digest}, entry.manifest);
-    if (any.ok() && !SameEntry(*any, entry)) return "wrong entry of any variant";
+    if (any.ok() && !SameEntry(**any, entry)) return "wrong entry of any variant";
   }
   {
     const auto lock = store.Lock(KeyOf(NumberedEntry(2)).digest, 0);
@@ -300,7 +300,7 @@ CutResult CutEverywhere(bool sync_lies) {
         const Entry entry = NumberedEntry(i);
         const auto found = store->Get(KeyOf(entry), entry.manifest);
         const bool right =
-            found.ok() && (SameEntry(*found, entry) || (i == 1 && SameEntry(*found, replaced)));
+            found.ok() && (SameEntry(**found, entry) || (i == 1 && SameEntry(**found, replaced)));
         if (found.ok() && !right) ++result.wrong;
       }
       result.corrupt += static_cast<int>(store->Stats().corrupt);

@@ -61,7 +61,7 @@ inline absl::StatusOr<std::unique_ptr<Runtime>> MakeRuntime(
 class SharedStore : public cache::ArtifactStore {
  public:
   explicit SharedStore(cache::ArtifactStore* store) : store_(store) {}
-  absl::StatusOr<cache::Entry> Get(const cache::EntryKey& key, std::string_view text) override {
+  absl::StatusOr<cache::EntryPtr> Get(const cache::EntryKey& key, std::string_view text) override {
     return store_->Get(key, text);
   }
   absl::Status Put(const cache::Entry& entry) override { return store_->Put(entry); }

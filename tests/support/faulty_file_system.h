@@ -74,6 +74,9 @@ class FaultyFileSystem : public FileSystem {
   int Read(Handle file, char* data, size_t size, size_t* got) override {
     return Do("Read", "", [&] { return base_->Read(file, data, size, got); });
   }
+  int ReadAt(Handle file, int64_t offset, char* data, size_t size, size_t* got) override {
+    return Do("ReadAt", "", [&] { return base_->ReadAt(file, offset, data, size, got); });
+  }
   int Write(Handle file, const char* data, size_t size, size_t* written) override {
     return Do("Write", "",
               [&] { return base_->Write(file, data, std::min(size, longest_write_), written); });

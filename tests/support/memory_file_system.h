@@ -76,6 +76,15 @@ class MemoryFileSystem : public FileSystem {
     it->second.position += *got;
     return 0;
   }
+  int ReadAt(Handle file, int64_t offset, char* data, size_t size, size_t* got) override {
+    const auto it = handles_.find(file);
+    if (it == handles_.end()) return EBADF;
+    const std::string& content = it->second.node->content;
+    const size_t from = std::min(static_cast<size_t>(offset), content.size());
+    *got = std::min(size, content.size() - from);
+    std::memcpy(data, content.data() + from, *got);
+    return 0;
+  }
   int Write(Handle file, const char* data, size_t size, size_t* written) override {
     std::shared_ptr<Node> node;
     if (const int error = At(file, &node); error != 0) return error;
