@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/digest.h"
 #include "base/text.h"
 #include "tilewright/options.h"
 
@@ -111,6 +112,20 @@ bool SetCachePacks(std::string_view text, RuntimeOptions* options) {
   }
 }
 
+bool SetPackDigests(std::string_view text, RuntimeOptions* options) {
+  options->pack_sha256.clear();
+  while (true) {
+    const size_t colon = text.find(':');
+    const std::string_view digest = text.substr(0, colon);
+    if (!digest.empty()) {
+      if (!Digest::FromHex(digest).has_value()) return false;
+      options->pack_sha256.emplace_back(digest);
+    }
+    if (colon == std::string_view::npos) return true;
+    text.remove_prefix(colon + 1);
+  }
+}
+
 bool SetCacheMode(std::string_view text, RuntimeOptions* options) {
   if (text != "rw" && text != "ro" && text != "memory") return false;
   options->cache_read_only = text == "ro";
@@ -131,9 +146,12 @@ constexpr Row kRows[] = {
        options->cache_dir = text;
        return true;
      }},
-    {{"TILEWRIGHT_CACHE_PACKS", "cache_packs", "directories separated by ':'",
-      "read-only stores that are searched first"},
+    {{"TILEWRIGHT_CACHE_PACKS", "cache_packs", "files and directories separated by ':'",
+      "packs: read-only kernels that are searched first"},
      SetCachePacks},
+    {{"TILEWRIGHT_PACK_SHA256", "pack_sha256", "digests of 64 hex digits separated by ':'",
+      "packs with none of these digests are refused"},
+     SetPackDigests},
     {{"TILEWRIGHT_CACHE_MODE", "cache_read_only, cache_in_memory", "rw, ro or memory",
       "ro: never write to the store; memory: no store on disk"},
      SetCacheMode},

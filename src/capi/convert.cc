@@ -221,10 +221,16 @@ absl::StatusOr<RuntimeOptions> FromC(const tw_options* options) {
   TILEWRIGHT_RETURN_IF_ERROR(CheckEnum("tune_policy", c.tune_policy, TW_TUNE_FROZEN));
   TILEWRIGHT_RETURN_IF_ERROR(CheckEnum("log_level", c.log_level, TW_LOG_OFF));
   TILEWRIGHT_RETURN_IF_ERROR(CheckArray("cache_packs", c.cache_packs, c.num_cache_packs));
+  if (c.embedded_pack_bytes > 0 && c.embedded_pack == nullptr) return NullError("embedded_pack");
+  TILEWRIGHT_RETURN_IF_ERROR(CheckArray("pack_sha256", c.pack_sha256, c.num_pack_sha256));
   RuntimeOptions result;
   result.cache_dir = Text(c.cache_dir);
   for (size_t i = 0; i < c.num_cache_packs; ++i) {
     result.cache_packs.push_back(Text(c.cache_packs[i]));
+  }
+  result.embedded_pack = {c.embedded_pack, c.embedded_pack_bytes};
+  for (size_t i = 0; i < c.num_pack_sha256; ++i) {
+    result.pack_sha256.push_back(Text(c.pack_sha256[i]));
   }
   result.cache_read_only = c.cache_read_only != 0;
   result.cache_in_memory = c.cache_in_memory != 0;

@@ -161,12 +161,17 @@ TW_API tw_status tw_options_from_environment(tw_options* options, size_t size) {
   return Guarded([&]() -> absl::Status {
     thread_local RuntimeOptions held;
     thread_local std::vector<const char*> packs;
+    thread_local std::vector<const char*> digests;
     TILEWRIGHT_ASSIGN_OR_RETURN(held, RuntimeOptions::FromEnvironment());
     packs.clear();
+    digests.clear();
     for (const std::string& pack : held.cache_packs) packs.push_back(pack.c_str());
     tw_options c = ToC(held);
     c.cache_packs = packs.data();
     c.num_cache_packs = packs.size();
+    for (const std::string& digest : held.pack_sha256) digests.push_back(digest.c_str());
+    c.pack_sha256 = digests.data();
+    c.num_pack_sha256 = digests.size();
     return WriteStruct("tw_options", options, size, c);
   });
 }

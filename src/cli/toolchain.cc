@@ -21,9 +21,11 @@ absl::StatusOr<std::unique_ptr<Toolchain>> Toolchain::Open() {
   cache::StoreOptions store;
   store.directory = chosen.cache_dir;
   store.packs = chosen.cache_packs;
+  store.pack_sha256 = chosen.pack_sha256;
   store.read_only = chosen.cache_read_only;
   store.in_memory = chosen.cache_in_memory;
   store.max_bytes = chosen.cache_max_bytes;
+  store.group_shared = chosen.cache_group_shared;
   tools->store_ = cache::OpenStore(store, tools->logger_);
   tools->compiler_ =
       std::make_unique<compile::NvrtcCompiler>(compile::NvrtcCompiler::Options{chosen.nvrtc_path});

@@ -59,6 +59,12 @@ absl::Status ValidateOptions(const RuntimeOptions& options) {
         "RuntimeOptions::cache_read_only = true: must be false with cache_in_memory, whose store "
         "starts empty");
   }
+  for (const std::string& digest : options.pack_sha256) {
+    if (!Digest::FromHex(digest).has_value()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("RuntimeOptions::pack_sha256 = ", digest, ": must be 64 hex digits"));
+    }
+  }
   if (options.cache_in_memory && !options.cache_packs.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("RuntimeOptions::cache_packs = ", options.cache_packs[0],
@@ -324,6 +330,8 @@ absl::StatusOr<std::unique_ptr<Runtime>> RuntimeParts::CreateRuntime(const Runti
   if (store == nullptr) {
     store = cache::OpenStore({.directory = options.cache_dir,
                               .packs = options.cache_packs,
+                              .embedded_pack = options.embedded_pack,
+                              .pack_sha256 = options.pack_sha256,
                               .read_only = options.cache_read_only,
                               .in_memory = options.cache_in_memory,
                               .max_bytes = options.cache_max_bytes,

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 
 namespace tilewright {
 
@@ -36,8 +37,19 @@ struct RuntimeOptions {
   // refused with a warning and the store lives in memory.
   std::string cache_dir;
 
-  // Read-only directories with further entries (packs), searched before the user's directory.
+  // Packs: files that `tilewright cache export` made, and directories with the layout of a store.
+  // They are only read, and searched in this order before the user's directory. One that cannot be
+  // used is left out with a warning. A pack of another version holds other keys, so it only misses.
   std::vector<std::string> cache_packs;
+
+  // The bytes of a pack file within the program, which must outlive the runtime: kernels for known
+  // shapes come without a compile, a file or a directory. Searched before cache_packs.
+  absl::Span<const uint8_t> embedded_pack;
+
+  // SHA-256 digests (64 hex digits) of pack manifests, as `tilewright cache export` prints them.
+  // With any, every pack must have one of them, the embedded one too, and is refused whole
+  // otherwise; the owner of a pack file that has one does not matter.
+  std::vector<std::string> pack_sha256;
 
   // Never write to the store, take no locks in it.
   bool cache_read_only = false;

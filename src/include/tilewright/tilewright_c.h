@@ -101,9 +101,13 @@ typedef struct tw_options {
   int32_t lineinfo;
   int32_t compile_threads;
   int32_t lock_timeout_ms;
-  int32_t log_level;    /* TW_LOG_... */
-  tw_log_sink log_sink; /* null: stderr */
-  void* log_user;       /* handed to log_sink */
+  int32_t log_level;                  /* TW_LOG_... */
+  tw_log_sink log_sink;               /* null: stderr */
+  void* log_user;                     /* handed to log_sink */
+  const unsigned char* embedded_pack; /* embedded_pack_bytes bytes, not copied */
+  size_t embedded_pack_bytes;
+  const char* const* pack_sha256; /* num_pack_sha256 strings */
+  size_t num_pack_sha256;
 } tw_options;
 
 /* The defaults. `size` is sizeof(tw_options). */
