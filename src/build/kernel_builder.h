@@ -35,6 +35,9 @@ struct BuiltKernel {
 struct BuilderOptions {
   bool lineinfo = false;
   bool frozen = false;  // a miss is FailedPrecondition that names the spec
+  // A miss names the field in which the nearest stored entry of the same kernel differs. Costs a
+  // look at the entries used last, some milliseconds.
+  bool explain_misses = false;
   int lock_timeout_ms = 30000;
   int compile_threads = 0;  // compiles that run at a time; 0: one per core, at most 8
 };

@@ -31,6 +31,7 @@ absl::StatusOr<std::unique_ptr<Toolchain>> Toolchain::Open() {
       std::make_unique<compile::NvrtcCompiler>(compile::NvrtcCompiler::Options{chosen.nvrtc_path});
   build::BuilderOptions builder;
   builder.lineinfo = chosen.lineinfo;
+  builder.explain_misses = true;
   builder.frozen = chosen.tune_policy == TunePolicy::kFrozen;
   builder.lock_timeout_ms = chosen.lock_timeout_ms;
   tools->builder_ = std::make_unique<build::KernelBuilder>(

@@ -344,6 +344,7 @@ absl::StatusOr<std::unique_ptr<Runtime>> RuntimeParts::CreateRuntime(const Runti
       bundle, impl->store.get(), &impl->compiler, &impl->logger,
       build::BuilderOptions{.lineinfo = options.lineinfo,
                             .frozen = options.tune_policy == TunePolicy::kFrozen,
+                            .explain_misses = impl->logger.enabled(LogLevel::kInfo),
                             .lock_timeout_ms = options.lock_timeout_ms,
                             .compile_threads = options.compile_threads});
   return std::unique_ptr<Runtime>(new Runtime(std::move(impl)));
