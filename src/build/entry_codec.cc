@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/labelled_hash.h"
 #include "base/status_macros.h"
 #include "build/cubin_check.h"
@@ -112,6 +113,58 @@ absl::StatusOr<artifact::KernelBinary> DecodeEntry(const cache::Entry& entry,
   binary.cubin = *cubin;
   if (const std::string* log = entry.Find("log")) binary.log = *log;
   return binary;
+}
+
+absl::StatusOr<StoredRequest> DecodeRequest(const cache::Entry& entry) {
+  TILEWRIGHT_ASSIGN_OR_RETURN(const ManifestFields fields, ParseManifest(entry.manifest));
+  StoredRequest request;
+  std::string unit_sha256;
+  std::vector<std::string> header_names;
+  std::vector<std::string> header_digests;
+  for (const auto& [label, bytes] : fields) {
+    if (label == "entry") request.source.entry_name = bytes;
+    if (label == "target") request.target = bytes;
+    if (label == "options") request.options = absl::StrSplit(bytes, '\n', absl::SkipEmpty());
+    if (label == "templates") request.templates = bytes;
+    if (label == "unit_name") request.source.unit_name = bytes;
+    if (label == "unit_sha256") unit_sha256 = bytes;
+    if (label == "header_name") header_names.push_back(bytes);
+    if (label == "header_sha256") header_digests.push_back(bytes);
+  }
+  if (request.source.entry_name.empty() || request.target.empty()) {
+    return absl::DataLossError("manifest has no field \"entry\" or \"target\"");
+  }
+  const std::string* source = entry.Find("source");
+  if (source == nullptr) return absl::DataLossError("entry has no section \"source\"");
+  if (Sha256(*source).ToHex() != unit_sha256) {
+    return absl::DataLossError("section \"source\" is not the text that the manifest names");
+  }
+  request.source.text = *source;
+  if (const std::string* headers = entry.Find("headers")) {
+    TILEWRIGHT_ASSIGN_OR_RETURN(const ManifestFields texts, ParseManifest(*headers));
+    for (const auto& [label, bytes] : texts) {
+      if (label == "name") {
+        request.source.generated_headers.push_back({bytes, ""});
+      } else if (!request.source.generated_headers.empty()) {
+        request.source.generated_headers.back().text = bytes;
+      }
+    }
+  }
+  bool same = header_names.size() == request.source.generated_headers.size() &&
+              header_digests.size() == header_names.size();
+  for (size_t i = 0; same && i < header_names.size(); ++i) {
+    const artifact::SourceFile& header = request.source.generated_headers[i];
+    same = header.name == header_names[i] && Sha256(header.text).ToHex() == header_digests[i];
+  }
+  if (!same) {
+    return absl::DataLossError("section \"headers\" is not the texts that the manifest names");
+  }
+  return request;
+}
+
+absl::Status CheckEntry(const cache::Entry& entry) {
+  TILEWRIGHT_ASSIGN_OR_RETURN(const StoredRequest request, DecodeRequest(entry));
+  return DecodeEntry(entry, request.source.entry_name, request.target).status();
 }
 
 }  // namespace tilewright::build

@@ -11,7 +11,9 @@
 #define TILEWRIGHT_BUILD_ENTRY_CODEC_H_
 
 #include <string>
+#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "artifact/kernel_binary.h"
 #include "artifact/kernel_source.h"
@@ -34,6 +36,22 @@ cache::Entry EncodeEntry(const EntryContext& context, const artifact::KernelSour
 absl::StatusOr<artifact::KernelBinary> DecodeEntry(const cache::Entry& entry,
                                                    const std::string& entry_name,
                                                    const std::string& target);
+
+// What the compiler received for an entry.
+struct StoredRequest {
+  artifact::KernelSource source;
+  std::string target;
+  std::vector<std::string> options;
+  std::string templates;  // digest of the bundle, in hex
+};
+
+// From an entry's manifest and sections. DataLoss when one is missing, or when a text is not the
+// one that the manifest names.
+absl::StatusOr<StoredRequest> DecodeRequest(const cache::Entry& entry);
+
+// OK when an entry holds what its manifest says: the texts and a cubin for its target. DataLoss
+// otherwise.
+absl::Status CheckEntry(const cache::Entry& entry);
 
 }  // namespace tilewright::build
 

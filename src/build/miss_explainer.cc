@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -33,12 +34,19 @@ std::string LinesOnlyIn(const std::string& text, const std::string& other) {
   return absl::StrJoin(only, " ");
 }
 
-// The first line in which two texts differ, of each.
+// The first line in which two texts differ, of each. Comments, which tell what follows in other
+// words, count only where nothing else differs.
 std::pair<std::string, std::string> FirstDifferentLine(const std::string& a, const std::string& b) {
   const std::vector<std::string> lines_a = absl::StrSplit(a, '\n');
   const std::vector<std::string> lines_b = absl::StrSplit(b, '\n');
-  size_t line = 0;
-  while (line < lines_a.size() && line < lines_b.size() && lines_a[line] == lines_b[line]) ++line;
+  const size_t common = std::min(lines_a.size(), lines_b.size());
+  size_t line = std::mismatch(lines_a.begin(), lines_a.begin() + common, lines_b.begin()).first -
+                lines_a.begin();
+  for (size_t i = line; i < common; ++i) {
+    if (lines_a[i] == lines_b[i] || absl::StartsWith(lines_a[i], "//")) continue;
+    line = i;
+    break;
+  }
   const auto text = [&](const std::vector<std::string>& lines) {
     return line < lines.size() ? absl::StrCat("line ", line + 1, ": ", lines[line])
                                : absl::StrCat("no line ", line + 1);
