@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "base/labelled_hash.h"
 
@@ -123,6 +124,54 @@ TEST(EntryCodecTest, RefusesACubinForAnotherArchitecture) {
   cache::Entry entry = SomeEntry();
   (*Section(&entry, "cubin"))[49] = 80;  // the second byte of e_flags
   EXPECT_EQ(MessageOf(entry), "cubin is for sm_80, expected sm_90a");
+}
+
+// What a builder makes of SomeSource.
+cache::Entry WholeEntry() {
+  const artifact::KernelSource source = SomeSource();
+  LabelledHash manifest;
+  manifest.Add("entry", source.entry_name)
+      .Add("target", "sm_90a")
+      .Add("options", "-a\n-b")
+      .Add("templates", "ab")
+      .Add("unit_name", source.unit_name)
+      .Add("unit_sha256", Sha256(source.text).ToHex())
+      .Add("header_name", source.generated_headers[0].name)
+      .Add("header_sha256", Sha256(source.generated_headers[0].text).ToHex());
+  return EncodeEntry({manifest.manifest(), "variant", "fwd bf16", "plan"}, source, SomeBinary());
+}
+
+TEST(EntryCodecTest, ARequestCanBeMadeAgainFromAnEntry) {
+  const auto request = DecodeRequest(WholeEntry());
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(request->source.entry_name, "attn__x");
+  EXPECT_EQ(request->source.unit_name, "attn__x.cu");
+  EXPECT_EQ(request->source.text, SomeSource().text);
+  ASSERT_EQ(request->source.generated_headers.size(), 1u);
+  EXPECT_EQ(request->source.generated_headers[0].name, "user/score.cuh");
+  EXPECT_EQ(request->source.generated_headers[0].text, "score * 2");
+  EXPECT_EQ(request->target, "sm_90a");
+  EXPECT_EQ(request->options, (std::vector<std::string>{"-a", "-b"}));
+  EXPECT_EQ(request->templates, "ab");
+  EXPECT_TRUE(CheckEntry(WholeEntry()).ok()) << CheckEntry(WholeEntry());
+}
+
+TEST(EntryCodecTest, TextsThatTheManifestDoesNotNameAreDataLoss) {
+  for (const char* section : {"source", "headers", "facts", "cubin"}) {
+    cache::Entry changed = WholeEntry();
+    *Section(&changed, section) += "x";
+    if (std::string(section) != "cubin") {  // a cubin may go on after its tables
+      EXPECT_EQ(CheckEntry(changed).code(), absl::StatusCode::kDataLoss) << section;
+    }
+    cache::Entry without = WholeEntry();
+    std::erase_if(without.sections, [&](const cache::Section& s) { return s.name == section; });
+    EXPECT_EQ(CheckEntry(without).code(), absl::StatusCode::kDataLoss) << section;
+  }
+  cache::Entry other = WholeEntry();
+  other.manifest = LabelledHash().Add("entry", "attn__x").manifest();
+  EXPECT_EQ(CheckEntry(other).code(), absl::StatusCode::kDataLoss);
+  other.manifest = "no manifest";
+  EXPECT_EQ(CheckEntry(other).code(), absl::StatusCode::kDataLoss);
 }
 
 }  // namespace
