@@ -9,6 +9,8 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <functional>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <string>
@@ -166,9 +168,9 @@ TEST_F(StoreProcessesTest, DeathAtAnyCallOfAPublishLeavesNoBadEntry) {
   EXPECT_GT(killed, 20);
 }
 
-// R65: and at random moments, within system calls too.
-TEST_F(StoreProcessesTest, DeathAtRandomMomentsLeavesNoBadEntry) {
-  constexpr int kDeaths = 150;
+// R65: and at random moments of publish and gc, within system calls too.
+TEST_F(StoreProcessesTest, DeathAtAThousandRandomMomentsLeavesNoBadEntry) {
+  constexpr int kDeaths = 1000;
   constexpr int kEntries = 40;
   std::mt19937 dice(7);
   for (int death = 0; death < kDeaths; ++death) {
@@ -176,13 +178,15 @@ TEST_F(StoreProcessesTest, DeathAtRandomMomentsLeavesNoBadEntry) {
       const auto store = Open();
       for (int i = 0;; ++i) {
         Entry entry = NumberedEntry(i % kEntries, 30000);
-        // Another manifest each time, so that there is always something to write.
+        // Other contents each time, so that there is always something to write.
         entry.sections.push_back({"round", std::to_string(death) + " " + std::to_string(i)});
         if (!store->Put(entry).ok()) return 1;
+        // Every second child collects after each publish, so that it dies there as often.
+        if (death % 2 == 1 && !store->Gc({.max_bytes = 200'000}).ok()) return 2;
       }
       return 0;
     });
-    std::this_thread::sleep_for(std::chrono::microseconds(dice() % 6000));
+    std::this_thread::sleep_for(std::chrono::microseconds(dice() % 4000));
     kill(child, SIGKILL);
     ASSERT_EQ(WaitForChild(child), -SIGKILL);
   }
@@ -196,6 +200,72 @@ TEST_F(StoreProcessesTest, DeathAtRandomMomentsLeavesNoBadEntry) {
     EXPECT_EQ(entry->sections.size(), 3u);
   }
   EXPECT_EQ(store->Stats().corrupt, 0);
+
+  // An hour later a collection leaves no temporary, and none of the dead holds its lock.
+  const auto files_in = [&](const std::string& name) {
+    return std::distance(std::filesystem::directory_iterator(directory_ + "/v1/" + name),
+                         std::filesystem::directory_iterator());
+  };
+  EXPECT_GT(files_in("tmp"), 0);
+  FaultyFileSystem later(&FileSystem::Posix());
+  later.set_clock_offset_ns(int64_t{2} * 3600 * 1'000'000'000);
+  const auto report = Open(&later)->Gc({});
+  ASSERT_TRUE(report.ok());
+  EXPECT_TRUE(report->ran);
+  EXPECT_GT(report->swept_files, 0);
+  EXPECT_EQ(files_in("tmp"), 0);
+  EXPECT_EQ(store->List()->size(), infos->size());
+}
+
+// R27: collectors, readers and writers at once; nobody fails.
+TEST_F(StoreProcessesTest, CollectorsDisturbNeitherReadersNorWriters) {
+  constexpr int kWriters = 4;
+  constexpr int kReaders = 2;
+  constexpr int kCollectors = 2;
+  constexpr int kKeys = 24;
+  const auto deadline = Clock::now() + std::chrono::milliseconds(1500);
+  std::vector<pid_t> writers;
+  std::vector<pid_t> others;
+  for (int p = 0; p < kWriters; ++p) {
+    writers.push_back(StartChild([&, p] {
+      const auto store = Open();
+      for (int i = 0; Clock::now() < deadline; ++i) {
+        if (!store->Put(NumberedEntry((i * 7 + p) % kKeys, 20000)).ok()) return 1;
+      }
+      return store->Stats().corrupt == 0 ? 0 : 2;
+    }));
+  }
+  for (int p = 0; p < kReaders; ++p) {
+    others.push_back(StartChild([&] {
+      const auto store = Open();
+      while (shared_->finished == 0) {
+        for (int i = 0; i < kKeys; ++i) {
+          const std::string miss = MissOf(*store, NumberedEntry(i, 20000));
+          if (miss != "hit" && miss != "absent") return 1;
+          shared_->arrived += miss == "hit" ? 1 : 0;
+        }
+      }
+      return store->Stats().corrupt == 0 ? 0 : 2;
+    }));
+  }
+  for (int p = 0; p < kCollectors; ++p) {
+    others.push_back(StartChild([&] {
+      const auto store = Open();
+      while (shared_->finished == 0) {
+        const auto report = store->Gc({.max_bytes = 150'000});
+        if (!report.ok()) return 1;
+        shared_->started += static_cast<int>(report->removed_entries);
+      }
+      return 0;
+    }));
+  }
+  for (pid_t child : writers) EXPECT_EQ(WaitForChild(child), 0);
+  shared_->finished = 1;
+  for (pid_t child : others) EXPECT_EQ(WaitForChild(child), 0);
+  EXPECT_GT(shared_->started, 0) << "nothing was collected";
+  EXPECT_GT(shared_->arrived, 0) << "nothing was read";
+  ASSERT_TRUE(Open()->Gc({.max_bytes = 150'000}).ok());
+  EXPECT_LE(Open()->Stats().bytes, 150'000);
 }
 
 TEST_F(StoreProcessesTest, ManyProcessesPublishAndReadTheSameKeys) {
