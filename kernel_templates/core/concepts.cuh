@@ -20,6 +20,8 @@ concept ReturnsAs = kIsSame<From, To>;
 template <class Mask, class Params>
 concept MaskPolicy = requires(const Problem& problem, i64 n, const Params& params) {
   Mask::NBlocks(problem, n, n, n, params).full_end;
+  Mask::RowKeys(problem, n, params).end;
+  { Mask::kIsInterval } -> ReturnsAs<const bool&>;
   { Mask::Skip(problem, n, n, n, n, params) } -> ReturnsAs<bool>;
   { Mask::Keep(problem, n, n, params) } -> ReturnsAs<bool>;
 };

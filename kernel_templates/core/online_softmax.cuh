@@ -11,6 +11,11 @@ namespace tilewright {
 // exp(-inf - 0) is the 0 that a row without keys needs.
 TILEWRIGHT_HOST_DEVICE float SoftmaxReference(float m) { return m == -Infinity() ? 0.f : m; }
 
+// How far scores may pass a row's reference before it moves, in units of log2: weights then stay
+// below 2^8, far from the limits of every operand type. (The idea of not rescaling for small moves
+// is FlashAttention-4's.)
+inline constexpr float kLazyLog2 = 8;
+
 struct SoftmaxEnd {
   bool empty;     // no key had a weight: the output is 0 whatever was accumulated
   float o_scale;  // output = accumulated * o_scale

@@ -9,6 +9,8 @@
 namespace tilewright {
 
 struct DropoutNone {
+  static constexpr bool kIdentity = true;
+
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static float Factor(const Problem&, i64, i64, const Params&) {
     return 1;
@@ -16,6 +18,8 @@ struct DropoutNone {
 };
 
 struct DropoutPhilox {
+  static constexpr bool kIdentity = false;
+
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static float Factor(const Problem& problem, i64 i, i64 j,
                                              const Params& params) {

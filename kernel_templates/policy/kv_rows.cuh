@@ -21,6 +21,9 @@ struct KvRow {
 
 // One row after the other, packed or not.
 struct KvRowsDense {
+  // Whether row j + 1 of a sequence lies stride_seq behind row j.
+  static constexpr bool kIsDense = true;
+
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static KvRow Locate(const Problem& problem, i64 j, const Params&) {
     return {problem.kv_batch, problem.kv_row + j};
@@ -31,6 +34,8 @@ struct KvRowsDense {
 // arXiv 2309.06180). A negative entry masks its keys.
 template <i64 kPageSize>
 struct KvRowsPaged {
+  static constexpr bool kIsDense = false;
+
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static KvRow Locate(const Problem& problem, i64 j, const Params& params) {
     const i64 page = params.page_table.table[problem.b * params.page_table.stride + j / kPageSize];

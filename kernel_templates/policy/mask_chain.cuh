@@ -8,6 +8,12 @@
 //   Keep(problem, i, j, params)
 //       whether row i may see key j, 0 <= i < seqlen_q, 0 <= j < seqlen_kv
 //
+//   RowKeys(problem, i, params) -> KeyInterval
+//       keys outside are not kept for row i; with kIsInterval, the others are. Without it no block
+//       is known to be full: full_begin == full_end == begin.
+//   kCutsLeft
+//       whether full_begin may be above begin
+//
 // A key of a block outside [begin, end) is kept for no row, a key of a block inside
 // [full_begin, full_end) for every row; tests/policy proves it by brute force.
 #ifndef TILEWRIGHT_POLICY_MASK_CHAIN_CUH_
@@ -65,8 +71,21 @@ TILEWRIGHT_HOST_DEVICE BlockRange Intersect(const BlockRange& a, const BlockRang
   return {begin, end, full_begin, full_end};
 }
 
+// Keys [begin, end).
+struct KeyInterval {
+  i64 begin;
+  i64 end;
+};
+
 // For masks that only have a rule per element: every block is needed, none is known to be whole.
 struct MaskElementwise {
+  static constexpr bool kIsInterval = false;
+  static constexpr bool kCutsLeft = false;
+
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static KeyInterval RowKeys(const Problem& problem, i64, const Params&) {
+    return {0, problem.seqlen_kv};
+  }
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static BlockRange NBlocks(const Problem& problem, i64, i64, i64 block_n,
                                                    const Params&) {
@@ -81,6 +100,19 @@ struct MaskElementwise {
 // A key is kept when it exists and every mask of the chain keeps it.
 template <class... Masks>
 struct MaskChain {
+  static constexpr bool kIsInterval = (Masks::kIsInterval && ...);
+  static constexpr bool kCutsLeft = (Masks::kCutsLeft || ...);
+
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static KeyInterval RowKeys(const Problem& problem, [[maybe_unused]] i64 i,
+                                                    [[maybe_unused]] const Params& params) {
+    KeyInterval keys = {0, problem.seqlen_kv};
+    [[maybe_unused]] const auto intersect = [&keys](const KeyInterval& other) {
+      keys = {Max(keys.begin, other.begin), Min(keys.end, other.end)};
+    };
+    (intersect(Masks::RowKeys(problem, i, params)), ...);
+    return keys;
+  }
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static BlockRange NBlocks(const Problem& problem,
                                                    [[maybe_unused]] i64 q_begin,

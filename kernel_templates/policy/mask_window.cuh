@@ -17,22 +17,32 @@ struct Window {
     return (left < 0 || distance >= -left) && (right < 0 || distance <= right);
   }
 
+  // The same rule as the keys of a row, not clamped to those that exist.
+  TILEWRIGHT_HOST_DEVICE KeyInterval RowKeys(const Problem& problem, i64 i) const {
+    // No distance exceeds the sum of the lengths; clamping keeps the sums below from overflowing.
+    const i64 reach = problem.seqlen_q + problem.seqlen_kv;
+    const i64 diagonal = DiagonalKey<kAlign>(problem, i);
+    return {diagonal - (left < 0 ? reach : Min(left, reach)),
+            diagonal + (right < 0 ? reach : Min(right, reach)) + 1};
+  }
+
   TILEWRIGHT_HOST_DEVICE BlockRange NBlocks(const Problem& problem, i64 q_begin, i64 q_end,
                                             i64 block_n) const {
-    const i64 n = problem.seqlen_kv;
-    // No distance exceeds the sum of the lengths; clamping keeps the sums below from overflowing.
-    const i64 reach = problem.seqlen_q + n;
-    const i64 reach_left = left < 0 ? reach : Min(left, reach);
-    const i64 reach_right = right < 0 ? reach : Min(right, reach);
-    const i64 first = DiagonalKey<kAlign>(problem, q_begin);
-    const i64 last = DiagonalKey<kAlign>(problem, q_end - 1);
-    return BlocksOfKeys(n, block_n, first - reach_left, last + reach_right + 1, last - reach_left,
-                        first + reach_right + 1);
+    const KeyInterval first = RowKeys(problem, q_begin);
+    const KeyInterval last = RowKeys(problem, q_end - 1);
+    return BlocksOfKeys(problem.seqlen_kv, block_n, first.begin, last.end, last.begin, first.end);
   }
 };
 
 template <Align kAlign>
 struct MaskCausal {
+  static constexpr bool kIsInterval = true;
+  static constexpr bool kCutsLeft = false;
+
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static KeyInterval RowKeys(const Problem& problem, i64 i, const Params&) {
+    return Window<kAlign>{-1, 0}.RowKeys(problem, i);
+  }
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static BlockRange NBlocks(const Problem& problem, i64 q_begin, i64 q_end,
                                                    i64 block_n, const Params&) {
@@ -51,6 +61,14 @@ struct MaskCausal {
 // The distances are run-time arguments: params.window.
 template <Align kAlign>
 struct MaskWindow {
+  static constexpr bool kIsInterval = true;
+  static constexpr bool kCutsLeft = true;
+
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static KeyInterval RowKeys(const Problem& problem, i64 i,
+                                                    const Params& params) {
+    return Window<kAlign>{params.window.left, params.window.right}.RowKeys(problem, i);
+  }
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static BlockRange NBlocks(const Problem& problem, i64 q_begin, i64 q_end,
                                                    i64 block_n, const Params& params) {

@@ -14,6 +14,9 @@ namespace tilewright {
 
 template <class... Scores>
 struct ScoreChain {
+  // Whether a score is the scaled product and nothing else, the scale being positive.
+  static constexpr bool kIdentity = sizeof...(Scores) == 0;
+
   template <class Scalar, class Params>
   TILEWRIGHT_HOST_DEVICE static Scalar Apply(Scalar score, [[maybe_unused]] const Problem& problem,
                                              [[maybe_unused]] i64 i, [[maybe_unused]] i64 j,

@@ -15,7 +15,9 @@ AttentionSpec CodeSpec(const AttentionSpec& spec) {
   }
   code.layout = Layout::kBshd;
   code.strides.reset();
+  // Only its sign is seen: see policy/score_unfolded.cuh.
   code.scale.reset();
+  if (spec::EffectiveScale(spec) <= 0) code.scale = -1.f;
   const DiagonalMask diagonal = DiagonalMaskOf(spec);
   code.causal = diagonal == DiagonalMask::kCausal;
   code.window_left = diagonal == DiagonalMask::kWindow ? 1 : -1;

@@ -43,6 +43,7 @@ std::string SpecName(const AttentionSpec& spec) {
   if (DiagonalMaskOf(spec) == DiagonalMask::kCausal) add("causal", top_left ? "tl" : "");
   if (DiagonalMaskOf(spec) == DiagonalMask::kWindow) add("window", top_left ? "tl" : "");
   if (spec.block_mask_q != 0) add("blockmask", spec.block_mask_q, "x", spec.block_mask_kv);
+  if (spec::EffectiveScale(spec) <= 0) add("unfolded");
   if (spec.softcap != 0) add(spec.softcap_before_bias ? "softcapfirst" : "softcap");
   if (spec.alibi) add("alibi", top_left ? "tl" : "");
   for (const BiasTerm& term : spec.bias) add("bias", type_name(term.type));
@@ -65,6 +66,9 @@ std::string SpecName(const AttentionSpec& spec) {
 
 std::string PlanName(const KernelPlan& plan) {
   switch (plan.family) {
+    case Family::kFwdSm80:
+      return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "s", plan.stages,
+                          plan.peeled ? "peeled" : "");
     case Family::kFwdSimple:
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "r",
                           plan.rows_per_warp, "p", plan.panel);
@@ -158,6 +162,10 @@ class Policies {
       scores_.push_back("ScoreUser");
       includes_.insert(std::string(kUserScoreHeader));
     }
+    if (scores_.empty() && spec::EffectiveScale(spec) <= 0) {
+      scores_.push_back("ScoreUnfolded");
+      includes_.insert("policy/score_unfolded.cuh");
+    }
     AddMasks();
   }
 
@@ -236,10 +244,16 @@ class Policies {
 };
 
 void WritePlan(const KernelPlan& plan, ConfigWriter& config) {
-  config.Int("kWarps", plan.warps).Int("kBlockM", plan.block_m).Int("kBlockN", plan.block_n);
+  config.Int("kWarps", plan.warps)
+      .Int("kRowsPerWarp", plan.rows_per_warp)
+      .Int("kBlockM", plan.block_m)
+      .Int("kBlockN", plan.block_n);
   switch (plan.family) {
+    case Family::kFwdSm80:
+      config.Int("kStages", plan.stages).Bool("kPeeled", plan.peeled);
+      break;
     case Family::kFwdSimple:
-      config.Int("kRowsPerWarp", plan.rows_per_warp).Int("kPanel", plan.panel);
+      config.Int("kPanel", plan.panel);
       break;
   }
 }
@@ -275,6 +289,8 @@ struct FamilyText {
 
 FamilyText TextOf(Family family) {
   switch (family) {
+    case Family::kFwdSm80:
+      return {.header = "family/attn_fwd_sm80.cuh", .scope = "fwd_sm80"};
     case Family::kFwdSimple:
       return {.header = "family/attn_fwd_simple.cuh", .scope = "fwd_simple"};
   }

@@ -1,35 +1,96 @@
 #include "plan/kernel_plan.h"
 
-#include <cstdio>
+#include <cstddef>
+#include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 
 namespace tilewright::plan {
+namespace {
+
+constexpr Family kAllFamilies[] = {Family::kFwdSm80, Family::kFwdSimple};
+
+// A word of the text form: its prefix and the field behind it, read as a number.
+struct Word {
+  absl::string_view prefix;
+  int KernelPlan::*field;
+};
+constexpr Word kWords[] = {
+    {"w", &KernelPlan::warps},
+    {"r", &KernelPlan::rows_per_warp},
+    {"p", &KernelPlan::panel},
+    {"s", &KernelPlan::stages},
+};
+
+// False when `word` is none of the plan's words.
+bool ReadWord(absl::string_view word, KernelPlan& plan) {
+  if (word == "peeled") {
+    plan.peeled = true;
+    return true;
+  }
+  if (absl::ConsumePrefix(&word, "smem=")) return absl::SimpleAtoi(word, &plan.smem_bytes);
+  if (absl::ConsumePrefix(&word, "m")) {
+    const std::vector<absl::string_view> sizes = absl::StrSplit(word, 'n');
+    return sizes.size() == 2 && absl::SimpleAtoi(sizes[0], &plan.block_m) &&
+           absl::SimpleAtoi(sizes[1], &plan.block_n);
+  }
+  for (const Word& known : kWords) {
+    if (absl::ConsumePrefix(&word, known.prefix)) {
+      return absl::SimpleAtoi(word, &(plan.*known.field));
+    }
+  }
+  return false;
+}
+
+}  // namespace
 
 std::string_view FamilyName(Family family) {
   switch (family) {
+    case Family::kFwdSm80:
+      return "attn_fwd_sm80";
     case Family::kFwdSimple:
       return "attn_fwd_simple";
   }
   return "unknown";
 }
 
+absl::StatusOr<Family> ParseFamily(std::string_view name) {
+  std::vector<std::string> names;
+  for (Family family : kAllFamilies) {
+    if (FamilyName(family) == name) return family;
+    names.emplace_back(FamilyName(family));
+  }
+  return absl::InvalidArgumentError(absl::StrCat("family = ", std::string(name),
+                                                 ": must be one of ", absl::StrJoin(names, ", ")));
+}
+
 std::string KernelPlan::ToString() const {
-  return absl::StrCat(std::string(FamilyName(family)), " ", target, " m", block_m, "n", block_n,
-                      " w", warps, " r", rows_per_warp, " p", panel, " smem=", smem_bytes);
+  std::string text = absl::StrCat(std::string(FamilyName(family)), " ", target, " m", block_m, "n",
+                                  block_n, " w", warps, " r", rows_per_warp);
+  if (panel != 0) absl::StrAppend(&text, " p", panel);
+  if (stages != 0) absl::StrAppend(&text, " s", stages);
+  if (peeled) absl::StrAppend(&text, " peeled");
+  absl::StrAppend(&text, " smem=", smem_bytes);
+  return text;
 }
 
 absl::StatusOr<KernelPlan> ParsePlan(std::string_view text) {
   const std::string whole(text);
+  const std::vector<absl::string_view> words = absl::StrSplit(whole, ' ');
   KernelPlan plan;
-  char family[32] = {}, target[16] = {};
-  long long smem_bytes = 0;
-  std::sscanf(whole.c_str(), "%31s %15s m%dn%d w%d r%d p%d smem=%lld", family, target,
-              &plan.block_m, &plan.block_n, &plan.warps, &plan.rows_per_warp, &plan.panel,
-              &smem_bytes);
-  plan.target = target;
-  plan.smem_bytes = smem_bytes;
-  if (family == FamilyName(plan.family) && plan.ToString() == whole) return plan;
+  if (words.size() >= 2) {
+    const absl::StatusOr<Family> family = ParseFamily({words[0].data(), words[0].size()});
+    if (family.ok()) plan.family = *family;
+    plan.target = std::string(words[1]);
+    for (size_t n = 2; n < words.size(); ++n) {
+      if (!ReadWord(words[n], plan)) break;
+    }
+    if (plan.ToString() == whole) return plan;
+  }
   return absl::InvalidArgumentError(
       absl::StrCat("plan = \"", whole,
                    "\": must be a plan as `explain` prints it, such as \"attn_fwd_simple sm_90a "

@@ -10,6 +10,7 @@ namespace tilewright::plan {
 namespace {
 
 constexpr FamilyRow kFamilies[] = {
+    {Family::kFwdSm80, /*last_resort=*/false, PlanFwdSm80},
     {Family::kFwdSimple, /*last_resort=*/true, PlanFwdSimple},
 };
 
@@ -26,8 +27,9 @@ absl::StatusOr<Decision> BestOf(absl::Span<const FamilyRow> families, const Plan
     absl::StrAppend(&reasons, reasons.empty() ? "" : "; ", Name(family), ": ", reason);
   };
   for (const FamilyRow& row : families) {
+    if (request.family.has_value() && row.family != *request.family) continue;
     FamilyAnswer answer = row.plan(request);
-    if (!answer.plans.empty() && row.last_resort && !request.allow_fallback) {
+    if (!answer.plans.empty() && row.last_resort && !request.allow_fallback && !request.family) {
       add_reason(row.family, "is the family of last resort and allow_fallback is off");
       if (nearest.empty()) nearest = "this one with allow_fallback";
       continue;

@@ -3,6 +3,7 @@
 #ifndef TILEWRIGHT_PLAN_PLANNER_H_
 #define TILEWRIGHT_PLAN_PLANNER_H_
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ struct PlanRequest {
   const arch::ArchTraits& traits;
   const arch::BoardProfile& board;
   bool allow_fallback = true;
+  std::optional<Family> family;  // ask this family only, whatever the others could do
 };
 
 // A family that was asked and cannot, or candidates it dropped, with the reason in words.

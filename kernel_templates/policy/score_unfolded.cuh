@@ -1,0 +1,21 @@
+// Changes nothing. It stands in a chain that would be empty while the scale is zero or negative: a
+// family may fold the scale of an empty chain into the exponent and take maxima of the bare
+// products, which is right only when the scale keeps their order.
+#ifndef TILEWRIGHT_POLICY_SCORE_UNFOLDED_CUH_
+#define TILEWRIGHT_POLICY_SCORE_UNFOLDED_CUH_
+
+#include "core/problem.cuh"
+
+namespace tilewright {
+
+struct ScoreUnfolded {
+  template <class Scalar, class Params>
+  TILEWRIGHT_HOST_DEVICE static Scalar Apply(Scalar score, const Problem&, i64, i64,
+                                             const Params&) {
+    return score;
+  }
+};
+
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_POLICY_SCORE_UNFOLDED_CUH_
