@@ -183,6 +183,12 @@ constexpr Row kRows[] = {
      [](std::string_view text, RuntimeOptions* options) {
        return ParseBool(text, &options->allow_fallback);
      }},
+    {{"TILEWRIGHT_FAMILY", "family", "a kernel family, such as attn_fwd_simple",
+      "the only family to use"},
+     [](std::string_view text, RuntimeOptions* options) {
+       options->family = text;
+       return true;
+     }},
     {{"TILEWRIGHT_TUNE_POLICY", "tune_policy", "first_run, background, cached_only, off or frozen",
       "when candidates are measured"},
      [](std::string_view text, RuntimeOptions* options) {

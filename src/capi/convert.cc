@@ -138,6 +138,7 @@ tw_options ToC(const RuntimeOptions& options) {
   c.cache_max_bytes = options.cache_max_bytes;
   c.nvrtc_path = options.nvrtc_path.c_str();
   c.template_dir = options.template_dir.c_str();
+  c.family = options.family.c_str();
   c.allow_fallback = options.allow_fallback;
   c.tune_policy = static_cast<int32_t>(options.tune_policy);
   c.lineinfo = options.lineinfo;
@@ -153,6 +154,7 @@ tw_options DefaultOptions() {
   c.cache_dir = nullptr;
   c.nvrtc_path = nullptr;
   c.template_dir = nullptr;
+  c.family = nullptr;
   return c;
 }
 
@@ -239,6 +241,7 @@ absl::StatusOr<RuntimeOptions> FromC(const tw_options* options) {
   result.cache_max_bytes = c.cache_max_bytes;
   result.nvrtc_path = Text(c.nvrtc_path);
   result.template_dir = Text(c.template_dir);
+  result.family = Text(c.family);
   result.allow_fallback = c.allow_fallback != 0;
   result.tune_policy = static_cast<TunePolicy>(c.tune_policy);
   result.lineinfo = c.lineinfo != 0;

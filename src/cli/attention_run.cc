@@ -94,7 +94,7 @@ absl::StatusOr<KernelReport> BuildForTarget(Toolchain& tools, const AttentionSpe
                                             const std::string& target, StageClock& clock) {
   KernelReport report;
   TILEWRIGHT_ASSIGN_OR_RETURN(report.decision,
-                              PlanForTarget(spec, target, tools.options().allow_fallback));
+                              PlanForTarget(spec, target, tools.options()));
   clock.Lap("plan");
   TILEWRIGHT_ASSIGN_OR_RETURN(const build::KernelRequest request,
                               tools.builder().MakeRequest(spec, report.decision.plan));

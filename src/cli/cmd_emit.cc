@@ -55,11 +55,11 @@ absl::Status WriteAll(const std::string& directory, const AttentionSpec& spec,
 
 // The plan for --arch, or the one that --plan gives.
 absl::StatusOr<plan::Decision> Decide(const EmitOptions& options, const AttentionSpec& spec,
-                                      bool allow_fallback) {
-  if (options.plan.empty()) return PlanForTarget(spec, options.target, allow_fallback);
+                                      const RuntimeOptions& runtime_options) {
+  if (options.plan.empty()) return PlanForTarget(spec, options.target, runtime_options);
   TILEWRIGHT_ASSIGN_OR_RETURN(plan::KernelPlan plan, plan::ParsePlan(options.plan));
   TILEWRIGHT_ASSIGN_OR_RETURN(plan::Decision decision,
-                              PlanForTarget(spec, plan.target, allow_fallback));
+                              PlanForTarget(spec, plan.target, runtime_options));
   decision.plan = std::move(plan);
   decision.why = "the plan was given";
   return decision;
@@ -74,7 +74,7 @@ int Emit(const EmitOptions& options, const Console& console) {
   absl::StatusOr<std::unique_ptr<Toolchain>> tools = Toolchain::Open();
   if (!tools.ok()) return console.Fail(kCommand, tools.status());
   const absl::StatusOr<plan::Decision> decision =
-      Decide(options, *spec, (*tools)->options().allow_fallback);
+      Decide(options, *spec, (*tools)->options());
   if (!decision.ok()) return console.Fail(kCommand, decision.status());
   const absl::StatusOr<artifact::KernelSource> source = emit::EmitKernel(*spec, decision->plan);
   if (!source.ok()) return console.Fail(kCommand, source.status());

@@ -109,7 +109,7 @@ int Explain(const ExplainOptions& options, const Console& console) {
   absl::StatusOr<std::unique_ptr<Toolchain>> tools = Toolchain::Open();
   if (!tools.ok()) return console.Fail(kCommand, tools.status());
   const absl::StatusOr<plan::Decision> decision =
-      PlanForTarget(*spec, options.target, (*tools)->options().allow_fallback);
+      PlanForTarget(*spec, options.target, (*tools)->options());
   if (!decision.ok()) return console.Fail(kCommand, decision.status());
   const absl::StatusOr<arch::ArchTraits> traits = arch::FindArchTraits(options.target);
   if (!traits.ok()) return console.Fail(kCommand, traits.status());

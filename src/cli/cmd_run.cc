@@ -153,9 +153,12 @@ absl::Status RunOnGpu(GpuSession& session, HostProblem& problem, const RuntimeOp
   TILEWRIGHT_ASSIGN_OR_RETURN(report.gpu, session.Run(problem, clock));
   session.runtime().Flush();
   report.counters = session.runtime().counters();
-  TILEWRIGHT_ASSIGN_OR_RETURN(report.gpu_decision,
-                              plan::Best({problem.spec(), session.device().traits,
-                                          session.device().board, options.allow_fallback}));
+  TILEWRIGHT_ASSIGN_OR_RETURN(const std::optional<plan::Family> family,
+                              plan::ParseFamily(options.family));
+  TILEWRIGHT_ASSIGN_OR_RETURN(
+      report.gpu_decision,
+      plan::Best({problem.spec(), session.device().traits, session.device().board,
+                  options.allow_fallback, family}));
   if (!report.gpu->bitwise_equal) {
     report.ok = false;
     report.check_note = "two launches of the same kernel gave different bytes";

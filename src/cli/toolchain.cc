@@ -49,11 +49,13 @@ std::unique_ptr<build::KernelBuilder> Toolchain::LookupBuilder() {
 }
 
 absl::StatusOr<plan::Decision> PlanForTarget(const AttentionSpec& spec, const std::string& target,
-                                             bool allow_fallback) {
+                                             const RuntimeOptions& options) {
   TILEWRIGHT_ASSIGN_OR_RETURN(const arch::ArchTraits traits, arch::FindArchTraits(target));
   TILEWRIGHT_ASSIGN_OR_RETURN(const arch::BoardProfile board,
                               arch::DefaultBoardProfile(traits.target));
-  return plan::Best({spec, traits, board, allow_fallback});
+  TILEWRIGHT_ASSIGN_OR_RETURN(const std::optional<plan::Family> family,
+                              plan::ParseFamily(options.family));
+  return plan::Best({spec, traits, board, options.allow_fallback, family});
 }
 
 }  // namespace tilewright::cli

@@ -52,7 +52,7 @@ class Toolchain {
 
 // The plan for `spec` on a target with the board that is assumed for it.
 absl::StatusOr<plan::Decision> PlanForTarget(const AttentionSpec& spec, const std::string& target,
-                                             bool allow_fallback);
+                                             const RuntimeOptions& options);
 
 }  // namespace tilewright::cli
 

@@ -58,7 +58,8 @@ std::string_view FamilyName(Family family) {
   return "unknown";
 }
 
-absl::StatusOr<Family> ParseFamily(std::string_view name) {
+absl::StatusOr<std::optional<Family>> ParseFamily(std::string_view name) {
+  if (name.empty()) return std::nullopt;
   std::vector<std::string> names;
   for (Family family : kAllFamilies) {
     if (FamilyName(family) == name) return family;
@@ -83,8 +84,8 @@ absl::StatusOr<KernelPlan> ParsePlan(std::string_view text) {
   const std::vector<absl::string_view> words = absl::StrSplit(whole, ' ');
   KernelPlan plan;
   if (words.size() >= 2) {
-    const absl::StatusOr<Family> family = ParseFamily({words[0].data(), words[0].size()});
-    if (family.ok()) plan.family = *family;
+    const auto family = ParseFamily({words[0].data(), words[0].size()});
+    if (family.ok()) plan.family = family->value_or(plan.family);
     plan.target = std::string(words[1]);
     for (size_t n = 2; n < words.size(); ++n) {
       if (!ReadWord(words[n], plan)) break;

@@ -4,6 +4,7 @@
 #define TILEWRIGHT_PLAN_KERNEL_PLAN_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -15,8 +16,8 @@ enum class Family { kFwdSm80, kFwdSimple };
 
 // "attn_fwd_simple"
 std::string_view FamilyName(Family family);
-// The family of that name; InvalidArgument lists the known ones.
-absl::StatusOr<Family> ParseFamily(std::string_view name);
+// The family of that name, or none for an empty one; InvalidArgument lists the known ones.
+absl::StatusOr<std::optional<Family>> ParseFamily(std::string_view name);
 
 struct KernelPlan {
   Family family = Family::kFwdSimple;

@@ -54,6 +54,8 @@ absl::Status ValidateOptions(const RuntimeOptions& options) {
           absl::StrCat("RuntimeOptions::", size.field, " = ", size.value, ": must be >= 0"));
     }
   }
+  TILEWRIGHT_RETURN_IF_ERROR(
+      Annotate(plan::ParseFamily(options.family).status(), "RuntimeOptions"));
   if (options.cache_in_memory && options.cache_read_only) {
     return absl::InvalidArgumentError(
         "RuntimeOptions::cache_read_only = true: must be false with cache_in_memory, whose store "
@@ -134,6 +136,7 @@ absl::StatusOr<size_t> PreparedAttention::workspace_bytes(const AttentionArgs& a
     }
   }
   switch (state_->decision.plan.family) {
+    case plan::Family::kFwdSm80:
     case plan::Family::kFwdSimple:
       return 0;
   }
@@ -250,11 +253,14 @@ StateOr Runtime::Impl::MakeState(const device::DeviceManager::Current& where, co
   }
   KernelKey kernel_key;
   if (key.spec.heads_q > 0) {
+    TILEWRIGHT_ASSIGN_OR_RETURN(const std::optional<plan::Family> family,
+                                plan::ParseFamily(options.family));
     TILEWRIGHT_ASSIGN_OR_RETURN(state->decision,
                                 plan::Best({.spec = state->spec,
                                             .traits = where.device->traits,
                                             .board = where.device->board,
-                                            .allow_fallback = options.allow_fallback}));
+                                            .allow_fallback = options.allow_fallback,
+                                            .family = family}));
     const plan::Decision& decision = state->decision;
     logger.Event(LogLevel::kDebug, "plan",
                  {{"spec", state->spec_text},

@@ -77,6 +77,10 @@ struct RuntimeOptions {
   // Unimplemented.
   bool allow_fallback = true;
 
+  // Use this kernel family ("attn_fwd_simple") for every spec, whatever the others could do: to
+  // compare families, or to work around one. Empty: the first that serves the spec.
+  std::string family;
+
   // See TunePolicy. kFrozen is also what TILEWRIGHT_FROZEN=1 asks for.
   TunePolicy tune_policy = TunePolicy::kFirstRun;
 

@@ -108,6 +108,7 @@ typedef struct tw_options {
   size_t embedded_pack_bytes;
   const char* const* pack_sha256; /* num_pack_sha256 strings */
   size_t num_pack_sha256;
+  const char* family;
 } tw_options;
 
 /* The defaults. `size` is sizeof(tw_options). */
