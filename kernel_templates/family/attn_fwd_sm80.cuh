@@ -32,6 +32,7 @@
 #include "policy/kv_rows.cuh"
 #include "policy/lse.cuh"
 #include "policy/mask_chain.cuh"
+#include "policy/scale.cuh"
 #include "policy/score_chain.cuh"
 #include "policy/sink.cuh"
 #include "ptx/cp_async.cuh"
@@ -41,11 +42,6 @@
 
 namespace tilewright {
 namespace fwd_sm80 {
-
-template <bool kValue>
-struct BoolConstant {
-  static constexpr bool value = kValue;
-};
 
 // The smallest power of two that is not below `n`.
 TILEWRIGHT_HOST_DEVICE constexpr int PowerOfTwoFrom(int n) {
@@ -70,7 +66,9 @@ __device__ __forceinline__ bool Aligned16(const void* base, const abi::TensorStr
 }
 
 // Elements between rows of a shared tile that holds `columns` of them.
-TILEWRIGHT_HOST_DEVICE constexpr int Pitch(int columns) { return 8 * (RoundUp(columns, 8) / 8 | 1); }
+TILEWRIGHT_HOST_DEVICE constexpr int Pitch(int columns) {
+  return 8 * (RoundUp(columns, 8) / 8 | 1);
+}
 
 template <class Config>
 struct SharedStorage {
@@ -447,89 +445,122 @@ __device__ __forceinline__ void StartCopyOfKeys(
   }
 }
 
-// Every block [range.begin, range.end) that the mask needs, last first. Returns with state.o and
-// state.sum complete.
+// The tiles of keys of one tile of rows. Holds what the loop carries from one to the next.
 template <class Config, class Params>
-__device__ __forceinline__ void WalkKeys(WarpState<Config>& state, SharedStorage<Config>& shared,
-                                         const Problem& problem, i64 q_begin, i64 q_end,
-                                         bool careful, const Params& params) {
-  const abi::AttnFwdParams& core = params.core;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  BlockWalk range;
-  {
-    const BlockRange blocks =
-        Config::Mask::NBlocks(problem, q_begin, q_end, Config::kBlockN, params);
-    range = {static_cast<int>(blocks.begin), static_cast<int>(blocks.end),
-             static_cast<int>(blocks.full_begin), static_cast<int>(blocks.full_end)};
+struct KeyLoop {
+  WarpState<Config>& state;
+  SharedStorage<Config>& shared;
+  const Problem& problem;
+  const Params& params;
+  const i64 q_begin;
+  const i64 q_end;
+  const bool careful;
+  BlockWalk walk;
+  float to_log2;
+  bool wide_k;
+  bool wide_v;
+  int n;          // block of keys
+  int stage = 0;  // where it lies
+
+  __device__ __forceinline__ int Below() const {
+    return BlockBelow<Config>(n, walk, problem, q_begin, q_end, params);
   }
-  const bool whole_rows = q_begin + Config::kBlockM <= problem.seqlen_q;
-  const bool wide_k = Aligned16(core.k, core.k_strides), wide_v = Aligned16(core.v, core.v_strides);
-  const auto start_k = [&](int stage, int n) {
-    StartCopyOfKeys<Config, Config::kHeadDimQk, 16>(shared.k[stage], core.k, core.k_strides, wide_k,
-                                                    problem, i64{n} * Config::kBlockN, params);
+  __device__ __forceinline__ void StartK(int to_stage, int block) {
+    StartCopyOfKeys<Config, Config::kHeadDimQk, 16>(shared.k[to_stage], params.core.k,
+                                                    params.core.k_strides, wide_k, problem,
+                                                    i64{block} * Config::kBlockN, params);
     ptx::cp_async_commit_group();
-  };
-  const auto start_v = [&](int stage, int n) {
-    StartCopyOfKeys<Config, Config::kHeadDimV, 8>(shared.v[stage], core.v, core.v_strides, wide_v,
-                                                  problem, i64{n} * Config::kBlockN, params);
-    ptx::cp_async_commit_group();
-  };
-  // The scale of an empty chain is folded into the exponent.
-  const float to_log2 = Config::Score::kIdentity ? core.scale * kLog2OfE : kLog2OfE;
-  int n = BlockBelow<Config>(range.end, range, problem, q_begin, q_end, params);
-  if (n >= range.begin) {
-    start_k(0, n);
-    if constexpr (Config::kStages == 2) start_v(0, n);
   }
-  int stage = 0;
-  const auto tile = [&](auto masked) {
-    constexpr bool kMasked = decltype(masked)::value;
+  __device__ __forceinline__ void StartV(int to_stage, int block) {
+    StartCopyOfKeys<Config, Config::kHeadDimV, 8>(shared.v[to_stage], params.core.v,
+                                                  params.core.v_strides, wide_v, problem,
+                                                  i64{block} * Config::kBlockN, params);
+    ptx::cp_async_commit_group();
+  }
+
+  // Block n, whose copies have been started. kMasked: some row may not see all of it.
+  template <bool kMasked>
+  __device__ __forceinline__ void Tile() {
+    const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
     const i64 kv_begin = i64{n} * Config::kBlockN;
-    const int below = BlockBelow<Config>(n, range, problem, q_begin, q_end, params);
+    const int below = Below();
     ptx::cp_async_wait_group<0>();
     __syncthreads();
     if constexpr (Config::kStages == 2) {
-      if (below >= range.begin) {
-        start_k(stage ^ 1, below);
-        start_v(stage ^ 1, below);
+      if (below >= walk.begin) {
+        StartK(stage ^ 1, below);
+        StartV(stage ^ 1, below);
       }
     } else {
-      start_v(0, n);
+      StartV(0, n);
     }
     Scores<Config>(state, shared, stage, warp, lane);
     if constexpr (Config::kStages == 1) {
       ptx::cp_async_wait_group<0>();
-      __syncthreads();  // V has arrived, and K has been read
-      if (below >= range.begin) start_k(0, below);
+      __syncthreads();
+      if (below >= walk.begin) StartK(0, below);
     }
     if constexpr (kMasked || !Config::Score::kIdentity) {
-      ApplyPolicies<Config>(state, problem, q_begin, kv_begin, !kMasked && whole_rows, params);
+      // Rows beyond the length have no scores that a policy could look at.
+      const bool full = !kMasked && q_begin + Config::kBlockM <= problem.seqlen_q;
+      ApplyPolicies<Config>(state, problem, q_begin, kv_begin, full, params);
     }
     OnlineSoftmax<Config>(state, to_log2);
     if constexpr (kMasked) {
       if (careful) ZeroUnseenValues<Config>(shared, stage, problem, q_begin, kv_begin, params);
     }
-    if constexpr (!Config::Dropout::kIdentity)
+    if constexpr (!Config::Dropout::kIdentity) {
       ApplyDropout<Config>(state, problem, q_begin, kv_begin, params);
+    }
     WeightedSum<Config>(state, shared, stage, lane);
     if constexpr (Config::kStages == 2) stage ^= 1;
     n = below;
+  }
+};
+
+// Every block of keys that the mask needs, last first. Leaves state.o and state.sum complete.
+template <class Config, class Params>
+__device__ __forceinline__ void WalkKeys(WarpState<Config>& state, SharedStorage<Config>& shared,
+                                         const Problem& problem, i64 q_begin, i64 q_end,
+                                         bool careful, const Params& params) {
+  const abi::AttnFwdParams& core = params.core;
+  const BlockRange range = Config::Mask::NBlocks(problem, q_begin, q_end, Config::kBlockN, params);
+  KeyLoop<Config, Params> loop = {
+      .state = state,
+      .shared = shared,
+      .problem = problem,
+      .params = params,
+      .q_begin = q_begin,
+      .q_end = q_end,
+      .careful = careful,
+      .walk = {static_cast<int>(range.begin), static_cast<int>(range.end),
+               static_cast<int>(range.full_begin), static_cast<int>(range.full_end)},
+      // The scale of an empty chain is folded into the exponent.
+      .to_log2 = Config::Score::kIdentity ? core.scale * kLog2OfE : kLog2OfE,
+      .wide_k = Aligned16(core.k, core.k_strides),
+      .wide_v = Aligned16(core.v, core.v_strides),
+      .n = static_cast<int>(range.end),
   };
+  const BlockWalk& walk = loop.walk;
+  loop.n = loop.Below();
+  if (loop.n < walk.begin) return;
+  loop.StartK(0, loop.n);
+  if constexpr (Config::kStages == 2) loop.StartV(0, loop.n);
   if constexpr (Config::kPeeled) {
     // Loops that a mask never enters are not compiled.
-    while (n >= range.begin && n >= range.full_end) tile(BoolConstant<true>{});
+    while (loop.n >= walk.begin && loop.n >= walk.full_end) loop.template Tile<true>();
     if constexpr (Config::Mask::kIsInterval) {
-      while (n >= range.full_begin && n >= range.begin) tile(BoolConstant<false>{});
+      while (loop.n >= walk.full_begin && loop.n >= walk.begin) loop.template Tile<false>();
     }
     if constexpr (Config::Mask::kCutsLeft) {
-      while (n >= range.begin) tile(BoolConstant<true>{});
+      while (loop.n >= walk.begin) loop.template Tile<true>();
     }
   } else {
-    while (n >= range.begin) {
-      if (n >= range.full_begin && n < range.full_end) {
-        tile(BoolConstant<false>{});
+    while (loop.n >= walk.begin) {
+      if (loop.n >= walk.full_begin && loop.n < walk.full_end) {
+        loop.template Tile<false>();
       } else {
-        tile(BoolConstant<true>{});
+        loop.template Tile<true>();
       }
     }
   }

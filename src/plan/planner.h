@@ -20,7 +20,8 @@ struct PlanRequest {
   const arch::ArchTraits& traits;
   const arch::BoardProfile& board;
   bool allow_fallback = true;
-  std::optional<Family> family;  // ask this family only, whatever the others could do
+  std::optional<Family> family =
+      std::nullopt;  // ask this family only, whatever the others could do
 };
 
 // A family that was asked and cannot, or candidates it dropped, with the reason in words.
