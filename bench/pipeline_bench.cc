@@ -141,8 +141,12 @@ absl::StatusOr<Problem> MakeProblem(const device::DriverApi& api, const Attentio
   return problem;
 }
 
+// TILEWRIGHT_FAMILY chooses the family under test.
 RuntimeOptions OptionsFor(const std::string& cache_dir) {
   RuntimeOptions options;
+  if (const auto environment = RuntimeOptions::FromEnvironment(); environment.ok()) {
+    options.family = environment->family;
+  }
   options.cache_dir = cache_dir;
   options.tune_policy = TunePolicy::kOff;
   return options;

@@ -42,6 +42,11 @@ constexpr int kRegisterSlack = 8;
 
 constexpr std::string_view kMainTargets[] = {"sm_75", "sm_80", "sm_90a", "sm_120a"};
 
+// Of attn_fwd_sm80: every power of two, and dims that fill no chunk, no step or no pair of tiles.
+constexpr std::string_view kSm80Dims[] = {"1",  "32", "36",  "40",      "64", "72",
+                                          "80", "96", "128", "192/128", "256"};
+constexpr std::string_view kSm80Targets[] = {"sm_80", "sm_86", "sm_90a", "sm_120a"};
+
 constexpr std::string_view kDims[] = {"1",   "3",   "33",  "36",      "64",  "72",
                                       "128", "261", "512", "576/512", "1024"};
 
@@ -75,9 +80,12 @@ constexpr std::string_view kScoreText =
 constexpr std::string_view kMaskText = "ids[i] == ids[j] || j < seqlen_kv - seqlen_q";
 
 struct Case {
+  plan::Family family;
   std::string spec;
   std::string target;
-  std::string name() const { return absl::StrCat(target, ",", spec); }
+  std::string name() const {
+    return absl::StrCat(std::string(plan::FamilyName(family)), ",", target, ",", spec);
+  }
 };
 
 std::string SpecText(std::string_view feature, std::string_view dims) {
@@ -86,10 +94,38 @@ std::string SpecText(std::string_view feature, std::string_view dims) {
                       " b=2 s=512 d=", std::string(dims), std::string(feature.substr(space)));
 }
 
+// What attn_fwd_sm80 leaves to the simple family.
+bool ServedBySm80(std::string_view feature) {
+  for (const char* word : {"fp32", "e4m3", "e5m2", "int8", "strided_innermost"}) {
+    if (feature.find(word) != std::string_view::npos) return false;
+  }
+  return true;
+}
+
+void AddSm80Cases(std::vector<Case>& cases) {
+  const auto add = [&](std::string_view feature, std::string_view dims, std::string_view target) {
+    cases.push_back({plan::Family::kFwdSm80, SpecText(feature, dims), std::string(target)});
+  };
+  for (std::string_view target : kSm80Targets) {
+    const bool main = target == "sm_90a";
+    for (std::string_view dims : kSm80Dims) {
+      if (!g_slow && !main && dims != "64" && dims != "72" && dims != "256") continue;
+      for (std::string_view feature : kFeatures) {
+        if (!ServedBySm80(feature)) continue;
+        const bool common = feature == kFeatures[0] || feature == kFeatures[1];
+        if (g_slow || (main && dims == "128") || (common && main) || feature == kFeatures[0]) {
+          add(feature, dims, target);
+        }
+      }
+    }
+  }
+}
+
 std::vector<Case> Matrix() {
   std::vector<Case> cases;
+  AddSm80Cases(cases);
   const auto add = [&](std::string_view feature, std::string_view dims, std::string_view target) {
-    cases.push_back({SpecText(feature, dims), std::string(target)});
+    cases.push_back({plan::Family::kFwdSimple, SpecText(feature, dims), std::string(target)});
   };
   if (g_slow) {
     for (const arch::ArchTraits& traits : arch::AllArchTraits()) {
@@ -124,12 +160,14 @@ struct Compiled {
   int64_t smem_bytes = 0;  // dynamic
 };
 
-absl::StatusOr<Compiled> CompileSpec(const AttentionSpec& spec, std::string_view target) {
+absl::StatusOr<Compiled> CompileSpec(const AttentionSpec& spec, std::string_view target,
+                                     plan::Family family = plan::Family::kFwdSimple) {
   TILEWRIGHT_ASSIGN_OR_RETURN(const arch::ArchTraits traits, arch::FindArchTraits(target));
   TILEWRIGHT_ASSIGN_OR_RETURN(const arch::BoardProfile board,
                               arch::DefaultBoardProfile(traits.target));
-  TILEWRIGHT_ASSIGN_OR_RETURN(const plan::Decision decision,
-                              plan::Best({.spec = spec, .traits = traits, .board = board}));
+  TILEWRIGHT_ASSIGN_OR_RETURN(
+      const plan::Decision decision,
+      plan::Best({.spec = spec, .traits = traits, .board = board, .family = family}));
   TILEWRIGHT_ASSIGN_OR_RETURN(const artifact::KernelSource source,
                               emit::EmitKernel(spec, decision.plan));
   TILEWRIGHT_ASSIGN_OR_RETURN(
@@ -143,7 +181,7 @@ absl::StatusOr<Compiled> CompileSpec(const AttentionSpec& spec, std::string_view
 
 absl::StatusOr<Compiled> CompileCase(const Case& c) {
   TILEWRIGHT_ASSIGN_OR_RETURN(const AttentionSpec spec, spec::ParseSpec(c.spec, ReadSnippet));
-  return CompileSpec(spec::Canonicalise(spec), c.target);
+  return CompileSpec(spec::Canonicalise(spec), c.target, c.family);
 }
 
 // NVRTC compiles in parallel.
@@ -166,7 +204,7 @@ struct Budget {
   int64_t smem_bytes = 0;  // dynamic and static
 };
 
-// A header line, then "registers,smem_bytes,target,spec"; specs have commas.
+// A header line, then "registers,smem_bytes,family,target,spec"; specs have commas.
 using Budgets = std::map<std::string, Budget>;  // by Case::name()
 
 std::string BudgetPath() {
@@ -193,7 +231,7 @@ Budgets ReadBudgets() {
 
 void WriteBudgets(const Budgets& budgets) {
   std::ofstream stream(BudgetPath());
-  stream << "registers,smem_bytes,target,spec\n";
+  stream << "registers,smem_bytes,family,target,spec\n";
   for (const auto& [name, budget] : budgets) {
     stream << budget.registers << "," << budget.smem_bytes << "," << name << "\n";
   }

@@ -292,7 +292,8 @@ TEST_P(EmulatedTest, AgreesWithTheReference) {
   const auto traits = arch::FindArchTraits("sm_90a");
   const auto board = arch::DefaultBoardProfile("sm_90a");
   ASSERT_TRUE(traits.ok() && board.ok());
-  const auto decision = plan::Best({.spec = spec, .traits = *traits, .board = *board});
+  const auto decision = plan::Best(
+      {.spec = spec, .traits = *traits, .board = *board, .family = plan::Family::kFwdSimple});
   ASSERT_TRUE(decision.ok()) << decision.status();
   const plan::KernelPlan& plan = decision->candidates.back();  // seldom the best one: run it here
   const auto source = emit::EmitKernel(spec, plan);

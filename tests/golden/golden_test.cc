@@ -25,6 +25,7 @@ struct Golden {
   std::string_view spec;
   std::string_view score = "";
   std::string_view mask = "";
+  std::string_view plan = "";  // empty: one of attn_fwd_simple
 };
 
 constexpr Golden kGoldens[] = {
@@ -50,6 +51,12 @@ constexpr Golden kGoldens[] = {
      "array=table:bf16 scalar=gain:float scalar=period:int64",
      "score + gain * table[(i - j) % period]\n",
      "// One document only.\nreturn ids[b * seqlen_kv + i] == ids[b * seqlen_kv + j];\n"},
+    {.file = "sm80_causal_bf16_d128",
+     .spec = "fwd bf16 b=2 h=16 s=4096 d=128 causal",
+     .plan = "attn_fwd_sm80 sm_90a m128n64 w4 r32 s2 peeled smem=104448"},
+    {.file = "sm80_negative_scale_varlen",
+     .spec = "fwd fp16 b=4 h=8/2 s=512 d=72 scale=-0.5 varlen lse",
+     .plan = "attn_fwd_sm80 sm_80 m64n64 w4 r16 s1 smem=31744"},
 };
 
 plan::KernelPlan PlanFor(const AttentionSpec& spec) {
@@ -72,7 +79,13 @@ std::string EmitGolden(const Golden& golden) {
   const absl::StatusOr<AttentionSpec> parsed = spec::ParseSpec(golden.spec, reader);
   if (!parsed.ok()) return parsed.status().ToString();
   const AttentionSpec spec = spec::Canonicalise(*parsed);
-  const absl::StatusOr<artifact::KernelSource> source = EmitKernel(spec, PlanFor(spec));
+  plan::KernelPlan plan = PlanFor(spec);
+  if (!golden.plan.empty()) {
+    const absl::StatusOr<plan::KernelPlan> given = plan::ParsePlan(golden.plan);
+    if (!given.ok()) return given.status().ToString();
+    plan = *given;
+  }
+  const absl::StatusOr<artifact::KernelSource> source = EmitKernel(spec, plan);
   if (!source.ok()) return source.status().ToString();
   std::string text = source->text;
   for (const artifact::SourceFile& header : source->generated_headers) {

@@ -20,8 +20,12 @@ Flags& ProgramFlags() {
   return *flags;
 }
 
+// TILEWRIGHT_FAMILY chooses the family under test.
 RuntimeOptions OptionsFor(const std::string& cache_dir) {
   RuntimeOptions options;
+  if (const auto environment = RuntimeOptions::FromEnvironment(); environment.ok()) {
+    options.family = environment->family;
+  }
   options.cache_dir = cache_dir;
   options.tune_policy = TunePolicy::kOff;
   return options;

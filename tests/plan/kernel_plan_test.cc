@@ -33,6 +33,31 @@ TEST(KernelPlanTest, ParsesWhatItPrints) {
   EXPECT_EQ(*parsed, plan);
 }
 
+TEST(KernelPlanTest, ParsesThePlansOfEveryFamily) {
+  const KernelPlan plan = {.family = Family::kFwdSm80,
+                           .target = "sm_80",
+                           .block_m = 128,
+                           .block_n = 64,
+                           .warps = 4,
+                           .rows_per_warp = 32,
+                           .stages = 2,
+                           .peeled = true,
+                           .smem_bytes = 104448};
+  EXPECT_EQ(plan.ToString(), "attn_fwd_sm80 sm_80 m128n64 w4 r32 s2 peeled smem=104448");
+  const absl::StatusOr<KernelPlan> parsed = ParsePlan(plan.ToString());
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(*parsed, plan);
+}
+
+TEST(KernelPlanTest, NamesOfFamiliesAreReadBack) {
+  EXPECT_EQ(ParseFamily("attn_fwd_sm80").value(), Family::kFwdSm80);
+  EXPECT_EQ(ParseFamily("").value(), std::nullopt);
+  const absl::Status status = ParseFamily("attn_fwd_sm81").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(),
+            "family = attn_fwd_sm81: must be one of attn_fwd_sm80, attn_fwd_simple");
+}
+
 TEST(KernelPlanTest, RefusesTextsThatNoPlanPrints) {
   for (const char* text :
        {"", "attn_fwd_simple", "attn_fwd_other sm_90a m32n32 w4 r8 p128 smem=33280",

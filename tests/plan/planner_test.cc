@@ -27,13 +27,29 @@ TEST(PlannerTest, DecisionIsComplete) {
   ASSERT_FALSE(decision.candidates.empty());
   EXPECT_EQ(decision.plan, decision.candidates.front());
   EXPECT_EQ(decision.plan.target, "sm_90a");
-  EXPECT_THAT(decision.why, HasSubstr("attn_fwd_simple"));
-  EXPECT_THAT(decision.why, HasSubstr("NVIDIA H200"));
+  EXPECT_EQ(decision.plan.family, Family::kFwdSm80);
+  EXPECT_THAT(decision.why, HasSubstr("attn_fwd_sm80"));
   EXPECT_TRUE(decision.refusals.empty());
+  EXPECT_FALSE(decision.fallback);
 }
 
-TEST(PlannerTest, TheOnlyFamilyIsNoFallback) {
-  EXPECT_FALSE(BestFor("fwd bf16 b=2 h=32/8 s=4096 d=128").value().fallback);
+TEST(PlannerTest, TheSimpleFamilyServesWhatTheOthersRefuse) {
+  const Decision decision = BestFor("fwd fp32 b=2 h=32/8 s=4096 d=128").value();
+  EXPECT_EQ(decision.plan.family, Family::kFwdSimple);
+  EXPECT_THAT(decision.why, HasSubstr("NVIDIA H200"));
+  ASSERT_EQ(decision.refusals.size(), 1u);
+  EXPECT_EQ(decision.refusals[0].family, Family::kFwdSm80);
+  EXPECT_TRUE(decision.fallback);
+}
+
+TEST(PlannerTest, AFamilyThatIsAskedForIsTheOnlyOne) {
+  const AttentionSpec spec = spec::ParseSpec("fwd bf16 b=2 h=32/8 s=4096 d=128").value();
+  const arch::ArchTraits traits = arch::FindArchTraits("sm_90a").value();
+  const arch::BoardProfile board = arch::DefaultBoardProfile("sm_90a").value();
+  const Decision decision =
+      Best({spec, traits, board, /*allow_fallback=*/false, Family::kFwdSimple}).value();
+  EXPECT_EQ(decision.plan.family, Family::kFwdSimple);
+  EXPECT_FALSE(decision.fallback);
 }
 
 TEST(PlannerTest, IsDeterministic) {
@@ -43,13 +59,13 @@ TEST(PlannerTest, IsDeterministic) {
 
 TEST(PlannerTest, WithoutFallbackTheFamilyOfLastResortIsNotUsed) {
   const absl::Status status =
-      BestFor("fwd bf16 b=2 h=32/8 s=4096 d=128", "sm_90a", /*allow_fallback=*/false).status();
+      BestFor("fwd fp32 b=2 h=32/8 s=4096 d=128", "sm_90a", /*allow_fallback=*/false).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr("fwd bf16 b=2 h=32/8 s=4096/4096 d=128/128 on sm_90a"));
+              HasSubstr("fwd fp32 b=2 h=32/8 s=4096/4096 d=128/128 on sm_90a"));
   EXPECT_THAT(std::string(status.message()), HasSubstr("allow_fallback is off"));
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr("the nearest served spec is this one with allow_fallback"));
+              HasSubstr("the nearest served spec is fwd bf16 b=2 h=32/8 s=4096/4096 d=128/128"));
 }
 
 TEST(PlannerTest, BackwardNamesTheForward) {

@@ -1,0 +1,100 @@
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "arch/arch_traits.h"
+#include "arch/board_profile.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "plan/family_planner.h"
+#include "spec/canonical.h"
+
+namespace tilewright::plan {
+namespace {
+
+using ::testing::HasSubstr;
+
+FamilyAnswer Plan(std::string_view text, std::string_view target = "sm_90a") {
+  const AttentionSpec spec = spec::Canonicalise(spec::ParseSpec(text).value());
+  const arch::ArchTraits traits = arch::FindArchTraits(target).value();
+  const arch::BoardProfile board = arch::DefaultBoardProfile(target).value();
+  return PlanFwdSm80({spec, traits, board});
+}
+
+TEST(FwdSm80PlannerTest, SharedMemoryIsQAndTheStagesOfKAndV) {
+  // 128 columns are 16 chunks of 8: rows lie 17 apart.
+  EXPECT_EQ(FwdSm80SmemBytes(128, 64, 2, 128, 128), 2 * (128 * 136 + 2 * 64 * (136 + 136)));
+  // K is padded to steps of 16: 10 chunks, 11 apart. V's 9 are odd already.
+  EXPECT_EQ(FwdSm80SmemBytes(64, 32, 1, 72, 72), 2 * (64 * 88 + 32 * (88 + 72)));
+}
+
+// What the kernel takes for granted, over dims, architectures and lengths.
+TEST(FwdSm80PlannerTest, PlansAreFeasible) {
+  for (const arch::ArchTraits& row : arch::AllArchTraits()) {
+    if (!row.has_cp_async) continue;
+    for (int dim_qk : {1, 3, 33, 40, 64, 72, 100, 128, 192, 256}) {
+      for (int dim_v : {1, 7, 36, 64, 128, 256}) {
+        for (int seqlen : {0, 1, 49, 4097}) {
+          const std::string text =
+              absl::StrCat("fwd bf16 b=2 h=8 s=", seqlen, " d=", dim_qk, "/", dim_v);
+          const FamilyAnswer answer = Plan(text, row.target);
+          ASSERT_FALSE(answer.plans.empty()) << text << " " << row.target << answer.refusal;
+          for (const KernelPlan& plan : answer.plans) {
+            SCOPED_TRACE(text + " " + plan.ToString());
+            EXPECT_EQ(plan.target, row.target);
+            EXPECT_EQ(plan.block_m, plan.warps * plan.rows_per_warp);
+            EXPECT_TRUE(plan.rows_per_warp == 16 || plan.rows_per_warp == 32);
+            EXPECT_EQ(plan.block_n % 16, 0);
+            EXPECT_EQ(plan.smem_bytes,
+                      FwdSm80SmemBytes(plan.block_m, plan.block_n, plan.stages, dim_qk, dim_v));
+            EXPECT_LE(plan.smem_bytes, row.smem_per_block_optin);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(FwdSm80PlannerTest, ShortQueriesTakeTheSmallestTile) {
+  EXPECT_EQ(Plan("fwd fp16 b=4096 h=4 s=49 d=32").plans.front().block_m, 64);
+}
+
+TEST(FwdSm80PlannerTest, LongQueriesTakeWideWarps) {
+  for (const char* dim : {"64", "72", "128"}) {
+    const KernelPlan plan = Plan(absl::StrCat("fwd bf16 b=4 h=16 s=4096 d=", dim)).plans.front();
+    EXPECT_EQ(plan.rows_per_warp, 32) << dim;
+    EXPECT_EQ(plan.stages, 2) << dim;
+  }
+}
+
+TEST(FwdSm80PlannerTest, RefusalsNameTheRuleAndTheNearestServedSpec) {
+  const struct {
+    const char* text;
+    const char* target;
+    const char* reason;
+  } cases[] = {
+      {"bwd bf16 h=4 s=64 d=64", "sm_90a", "only the forward is served"},
+      {"fwd fp16 h=4 s=64 d=64", "sm_75", "sm_75 has no cp.async"},
+      {"fwd fp32 h=4 s=64 d=64", "sm_80", "must be fp16 or bf16"},
+      {"fwd bf16 h=4 s=64 d=64 kv=e4m3 kv_scale=head", "sm_80", "all the same"},
+      {"fwd bf16 h=4 s=64 d=64 strided_innermost", "sm_80", "rows must be contiguous"},
+      {"fwd bf16 h=4 s=64 d=576/512", "sm_80", "dim_qk, dim_v = 576, 512: must be at most 256"},
+  };
+  for (const auto& one : cases) {
+    const FamilyAnswer answer = Plan(one.text, one.target);
+    EXPECT_TRUE(answer.plans.empty()) << one.text;
+    EXPECT_THAT(answer.refusal, HasSubstr(one.reason)) << one.text;
+    if (!answer.nearest.has_value()) continue;
+    EXPECT_FALSE(Plan(spec::ToText(*answer.nearest), one.target).plans.empty())
+        << spec::ToText(*answer.nearest);
+  }
+}
+
+TEST(FwdSm80PlannerTest, HugeProblemsDoNotOverflow) {
+  EXPECT_FALSE(
+      Plan("fwd bf16 b=2147483647 h=1 s=2147483647/2147483647 d=1 strides=0,0,0;0,0,0;0,0,0;0,1,0")
+          .plans.empty());
+}
+
+}  // namespace
+}  // namespace tilewright::plan
