@@ -201,6 +201,7 @@ class CallRecorder {
     TILEWRIGHT_DRIVER_FUNCTIONS(TILEWRIGHT_RECORD)
 #undef TILEWRIGHT_RECORD
     table_.cuCtxGetCurrent = GetCurrent;
+    table_.cuCtxGetId = GetId;
     table_.cuLaunchKernelEx = Launch;
   }
 
@@ -208,13 +209,14 @@ class CallRecorder {
 
   // From here on, calls are counted and the launch is kept, whose parameters are `bytes` long.
   void Start(size_t bytes) {
-    get_current_ = launches_ = others_ = 0;
+    get_current_ = get_id_ = launches_ = others_ = 0;
     params_.assign(bytes, std::byte{0});
     recording_ = true;
   }
   void Stop() { recording_ = false; }
 
   int get_current() const { return get_current_; }
+  int get_id() const { return get_id_; }
   int launches() const { return launches_; }
   int others() const { return others_; }
 
@@ -222,6 +224,8 @@ class CallRecorder {
   absl::Status Replay() const {
     CUcontext context = nullptr;
     for (int n = 0; n < get_current_; ++n) real_->cuCtxGetCurrent(&context);
+    unsigned long long id = 0;
+    for (int n = 0; n < get_id_; ++n) real_->cuCtxGetId(context, &id);
     void* arguments[] = {params_.data()};
     const CUresult result = real_->cuLaunchKernelEx(&config_, function_, arguments, nullptr);
     return real_->Check(result, "cuLaunchKernelEx", __FILE__, __LINE__);
@@ -243,6 +247,11 @@ class CallRecorder {
     return real_->cuCtxGetCurrent(context);
   }
 
+  static CUresult GetId(CUcontext context, unsigned long long* id) {
+    if (recording_) ++get_id_;
+    return real_->cuCtxGetId(context, id);
+  }
+
   static CUresult Launch(const CUlaunchConfig* config, CUfunction function, void** arguments,
                          void** extra) {
     if (recording_ && arguments != nullptr) {
@@ -262,6 +271,7 @@ class CallRecorder {
   static inline const device::DriverApi* real_ = nullptr;
   static inline bool recording_ = false;
   static inline int get_current_ = 0;
+  static inline int get_id_ = 0;
   static inline int launches_ = 0;
   static inline int others_ = 0;
   static inline CUlaunchConfig config_ = {};
@@ -313,11 +323,12 @@ absl::StatusOr<Json> MeasureRun(const std::string& cache_dir, const AttentionSpe
       if (round >= 0) (through ? through_us : bare_us).push_back(us);
     }
   }
-  Json result = {{"run_us", Median(through_us)},
-                 {"driver_us", Median(bare_us)},
-                 {"driver_calls", absl::StrCat(recorder.get_current(), " cuCtxGetCurrent, ",
-                                               recorder.launches(), " cuLaunchKernelEx")},
-                 {"plan", prepared.state()->decision.plan.ToString()}};
+  Json result = {
+      {"run_us", Median(through_us)},
+      {"driver_us", Median(bare_us)},
+      {"driver_calls", absl::StrCat(recorder.get_current(), " cuCtxGetCurrent, ", recorder.get_id(),
+                                    " cuCtxGetId, ", recorder.launches(), " cuLaunchKernelEx")},
+      {"plan", prepared.state()->decision.plan.ToString()}};
   return result;
 }
 

@@ -75,9 +75,11 @@ __device__ void LoadQ(SharedStorage<Config>& shared, const Problem& problem, i64
   const auto* q = static_cast<const typename Config::Element*>(params.core.q) +
                   problem.q_batch * strides.batch + problem.h * strides.head;
   const float scale = Config::ScaleOfQ::OfQuery(problem, params);
+#pragma unroll 1
   for (int r = Warp(); r < Config::kBlockM; r += Config::kWarps) {
     const i64 i = q_begin + r;
     const auto* row = q + (problem.q_row + i) * strides.seq;
+#pragma unroll 4
     for (int d = Lane(); d < SharedStorage<Config>::kQStride; d += 32) {
       const bool inside = i < problem.seqlen_q && d < Config::kHeadDimQk;
       shared.q[r][d] =
@@ -100,6 +102,7 @@ __device__ void LoadPanel(SharedStorage<Config>& shared, const Problem& problem,
       static_cast<const typename Config::KvElement*>(kIsK ? params.core.k : params.core.v) +
       problem.h_kv * strides.head;
   __syncthreads();
+#pragma unroll 1
   for (int key = Warp(); key < Config::kBlockN; key += Config::kWarps) {
     const i64 j = kv_begin + key;
     const KvRow at =
@@ -110,6 +113,7 @@ __device__ void LoadPanel(SharedStorage<Config>& shared, const Problem& problem,
       scale = kIsK ? Config::ScaleOfKv::OfKey(problem, at, params)
                    : Config::ScaleOfKv::OfValue(problem, at, params);
     }
+#pragma unroll 4
     for (int d = Lane(); d < Config::kPanel; d += 32) {
       const bool inside = at.exists() && d_begin + d < kHeadDim;
       shared.panel[key][d] =
@@ -126,6 +130,7 @@ __device__ void Dot(float (&scores)[Config::kRowsPerWarp], SharedStorage<Config>
                     const Problem& problem, i64 kv_begin, const Params& params) {
 #pragma unroll
   for (int r = 0; r < Config::kRowsPerWarp; ++r) scores[r] = 0;
+#pragma unroll 1
   for (int d_begin = 0; d_begin < Config::kHeadDimQk; d_begin += Config::kPanel) {
     LoadPanel<Config, Operand::kK>(shared, problem, kv_begin, d_begin, params);
     const int width =
@@ -187,8 +192,8 @@ __device__ void AccumulateV(RowState<Config>& state, const float (&weights)[Conf
   for (int first = 0; first < kColumns; first += kPanelColumns) {
     LoadPanel<Config, Operand::kV>(shared, problem, kv_begin, first * 32, params);
     float sum[kRows][kPanelColumns] = {};
-    // Twice: unrolled whole, this loop takes most of the time of a compile.
-#pragma unroll 2
+    // Not unrolled: it would take most of the time of a compile.
+#pragma unroll 1
     for (int key = 0; key < Config::kBlockN; ++key) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {

@@ -192,7 +192,8 @@ __device__ __forceinline__ void Scores(WarpState<Config>& state,
       ptx::SharedAddress(&shared.k[stage][lane % 8 + lane / 16 * 8][lane / 8 % 2 * 8]);
   constexpr int kRowBytesQ = sizeof(shared.qo[0]);
   constexpr int kRowBytesK = sizeof(shared.k[0][0]);
-#pragma unroll
+  // Twice, for the sake of compile time: the addresses are all that a step leaves to the next.
+#pragma unroll 2
   for (int step = 0; step < kSteps; ++step) {
     u32 a[kMTiles<Config>][4];
 #pragma unroll
@@ -445,6 +446,10 @@ __device__ __forceinline__ void StartCopyOfKeys(
   }
 }
 
+// Whether the mask may know of blocks that need no element test. Keys on missing pages do.
+template <class Config>
+inline constexpr bool kHasFullBlocks = Config::Mask::kIsInterval&& Config::KvRows::kIsDense;
+
 // The tiles of keys of one tile of rows. Holds what the loop carries from one to the next.
 template <class Config, class Params>
 struct KeyLoop {
@@ -478,7 +483,7 @@ struct KeyLoop {
     ptx::cp_async_commit_group();
   }
 
-  // Block n, whose copies have been started. kMasked: some row may not see all of it.
+  // Block n, whose copies have been started. Without kMasked every row sees all of it.
   template <bool kMasked>
   __device__ __forceinline__ void Tile() {
     const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
@@ -500,14 +505,18 @@ struct KeyLoop {
       __syncthreads();
       if (below >= walk.begin) StartK(0, below);
     }
-    if constexpr (kMasked || !Config::Score::kIdentity) {
+    const bool whole = !kMasked || (n >= walk.full_begin && n < walk.full_end);
+    if constexpr (!Config::Score::kIdentity) {
       // Rows beyond the length have no scores that a policy could look at.
-      const bool full = !kMasked && q_begin + Config::kBlockM <= problem.seqlen_q;
+      const bool full = whole && q_begin + Config::kBlockM <= problem.seqlen_q;
       ApplyPolicies<Config>(state, problem, q_begin, kv_begin, full, params);
+    } else if (!whole) {
+      ApplyPolicies<Config>(state, problem, q_begin, kv_begin, false, params);
     }
     OnlineSoftmax<Config>(state, to_log2);
     if constexpr (kMasked) {
-      if (careful) ZeroUnseenValues<Config>(shared, stage, problem, q_begin, kv_begin, params);
+      if (careful && !whole)
+        ZeroUnseenValues<Config>(shared, stage, problem, q_begin, kv_begin, params);
     }
     if constexpr (!Config::Dropout::kIdentity) {
       ApplyDropout<Config>(state, problem, q_begin, kv_begin, params);
@@ -534,7 +543,8 @@ __device__ __forceinline__ void WalkKeys(WarpState<Config>& state, SharedStorage
       .q_end = q_end,
       .careful = careful,
       .walk = {static_cast<int>(range.begin), static_cast<int>(range.end),
-               static_cast<int>(range.full_begin), static_cast<int>(range.full_end)},
+               static_cast<int>(kHasFullBlocks<Config> ? range.full_begin : range.begin),
+               static_cast<int>(kHasFullBlocks<Config> ? range.full_end : range.begin)},
       // The scale of an empty chain is folded into the exponent.
       .to_log2 = Config::Score::kIdentity ? core.scale * kLog2OfE : kLog2OfE,
       .wide_k = Aligned16(core.k, core.k_strides),
@@ -549,20 +559,14 @@ __device__ __forceinline__ void WalkKeys(WarpState<Config>& state, SharedStorage
   if constexpr (Config::kPeeled) {
     // Loops that a mask never enters are not compiled.
     while (loop.n >= walk.begin && loop.n >= walk.full_end) loop.template Tile<true>();
-    if constexpr (Config::Mask::kIsInterval) {
+    if constexpr (kHasFullBlocks<Config>) {
       while (loop.n >= walk.full_begin && loop.n >= walk.begin) loop.template Tile<false>();
     }
     if constexpr (Config::Mask::kCutsLeft) {
       while (loop.n >= walk.begin) loop.template Tile<true>();
     }
   } else {
-    while (loop.n >= walk.begin) {
-      if (loop.n >= walk.full_begin && loop.n < walk.full_end) {
-        loop.template Tile<false>();
-      } else {
-        loop.template Tile<true>();
-      }
-    }
+    while (loop.n >= walk.begin) loop.template Tile<true>();
   }
 }
 
@@ -648,6 +652,8 @@ __device__ __forceinline__ void AttendTile(SharedStorage<Config>& shared, const 
     StartCopy<Config::kHeadDimQk, 16, kThreads<Config>>(
         shared.qo, static_cast<int>(q_end - q_begin), Aligned16(core.q, core.q_strides),
         DenseRows<Element>{q, core.q_strides.seq});
+    // Also when no key follows: O is written where these copies land.
+    ptx::cp_async_commit_group();
 #pragma unroll
     for (int m = 0; m < kMTiles<Config>; ++m) {
 #pragma unroll

@@ -35,14 +35,15 @@ bool HasPolicies(const AttentionSpec& spec) {
 
 // Accumulators (scores and output sums) that a lane may hold before ptxas 13.0 spills, found by
 // compiling. Head dims that are a power of two need fewer registers for addresses; a score or
-// element mask needs some for its own arithmetic.
+// element mask needs some for its own arithmetic, finding keys on pages most.
 int64_t MaxAccumulators(const AttentionSpec& spec, int rows_per_warp, int block_n) {
-  if (rows_per_warp == 16) return HasPolicies(spec) ? 144 : 160;
+  if (spec.page_size != 0) return 88;
+  if (rows_per_warp == 16) return HasPolicies(spec) ? 112 : 160;
   if (HasPolicies(spec)) return 112;
   const bool simple_addresses = std::has_single_bit(static_cast<uint64_t>(spec.dim_qk)) &&
                                 std::has_single_bit(static_cast<uint64_t>(spec.dim_v));
   if (simple_addresses && block_n <= 64) return 192;
-  return block_n <= 64 ? 144 : 128;
+  return block_n <= 64 ? 136 : 128;
 }
 
 // Registers besides, for occupancy only.
@@ -112,7 +113,6 @@ double Cost(const PlanRequest& request, const KernelPlan& plan, int64_t accumula
   // Per row and tile: barriers, maxima across lanes, addresses.
   const double per_tile = (plan.stages == 2 ? 900.0 : 1200.0) * 16 / plan.rows_per_warp;
   double cost = rows * (keys * (products + softmax + reading) + keys / plan.block_n * per_tile);
-  cost *= plan.peeled ? 1.0 : 1.03;
   // Blocks that share an SM hide each other's waits.
   const int64_t registers = RoundUp(std::min<int64_t>(255, kOtherRegisters + accumulators), 8);
   const int64_t resident = std::max<int64_t>(
@@ -160,7 +160,6 @@ FamilyAnswer PlanFwdSm80(const PlanRequest& request) {
         plan.warps = choice.warps;
         plan.rows_per_warp = choice.rows_per_warp;
         plan.stages = stages;
-        plan.peeled = true;
         plan.smem_bytes = FwdSm80SmemBytes(plan.block_m, block_n, stages, spec.dim_qk, spec.dim_v);
         if (plan.smem_bytes > request.traits.smem_per_block_optin) continue;
         candidates.push_back({plan, Cost(request, plan, accumulators)});

@@ -38,7 +38,9 @@ absl::StatusOr<Decision> BestOf(absl::Span<const FamilyRow> families, const Plan
     if (answer.plans.empty()) {
       add_reason(row.family, answer.refusal);
       faster_refused = faster_refused || !row.last_resort;
-      if (nearest.empty() && answer.nearest.has_value()) {
+      // The family of last resort serves most, and so comes nearest.
+      const bool better = nearest.empty() || (row.last_resort && request.allow_fallback);
+      if (better && answer.nearest.has_value()) {
         const PlanRequest near = {*answer.nearest, request.traits, request.board};
         if (!row.plan(near).plans.empty()) nearest = spec::ToText(*answer.nearest);
       }

@@ -35,9 +35,9 @@ struct Config {
   static constexpr i64 kSeqlenKv = 0;
   // plan
   static constexpr int kWarps = 4;
+  static constexpr int kRowsPerWarp = 4;
   static constexpr int kBlockM = 16;
   static constexpr int kBlockN = 32;
-  static constexpr int kRowsPerWarp = 4;
   static constexpr int kPanel = 128;
   // policies
   using Lengths = LengthsUniform;
