@@ -1,6 +1,10 @@
 #include "base/digest.h"
 
-#include <openssl/evp.h>
+// The functions of this file use SHA-256 itself and not EVP_Digest: libcrypto frees what EVP needs
+// when the process exits, while a thread of ours may still be publishing. They are deprecated in
+// favour of EVP.
+#define OPENSSL_SUPPRESS_DEPRECATED  // NOLINT(readability-identifier-naming)
+#include <openssl/sha.h>
 
 #include "base/check.h"
 
@@ -42,12 +46,12 @@ std::optional<Digest> Digest::FromHex(std::string_view hex) {
 
 Digest Sha256(std::string_view data) {
   Digest digest;
-  unsigned int size = 0;
-  // Fails only when libcrypto was built or configured without SHA-256; then no key and no entry can
-  // be trusted and going on would be wrong.
-  TILEWRIGHT_CHECK(
-      EVP_Digest(data.data(), data.size(), digest.bytes.data(), &size, EVP_sha256(), nullptr) == 1);
-  TILEWRIGHT_CHECK(size == digest.bytes.size());
+  SHA256_CTX state;
+  // Fails only when libcrypto was built without SHA-256; then no key and no entry can be trusted
+  // and going on would be wrong.
+  TILEWRIGHT_CHECK(SHA256_Init(&state) == 1);
+  TILEWRIGHT_CHECK(SHA256_Update(&state, data.data(), data.size()) == 1);
+  TILEWRIGHT_CHECK(SHA256_Final(digest.bytes.data(), &state) == 1);
   return digest;
 }
 

@@ -81,7 +81,9 @@ void Logger::EventOnce(LogLevel level, std::string_view once_key, std::string_vi
   if (!enabled(level)) return;
   {
     MutexLock lock(&once_->mutex);
-    if (!once_->seen.emplace(once_key).second) {
+    // Full: what is not among the keys counts as seen, so that keys without end cost no memory.
+    const bool is_first = once_->seen.size() < kMaxOnceKeys && once_->seen.emplace(once_key).second;
+    if (!is_first) {
       ++once_->suppressed;
       return;
     }

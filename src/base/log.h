@@ -5,6 +5,7 @@
 #define TILEWRIGHT_BASE_LOG_H_
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
@@ -34,7 +35,9 @@ class Logger {
   };
   void Event(LogLevel level, std::string_view name, std::initializer_list<Field> fields = {}) const;
 
-  // As Event, at most once for each `once_key` in the life of this logger.
+  // As Event, at most once for each `once_key` in the life of this logger, and at most
+  // kMaxOnceKeys times in all.
+  static constexpr size_t kMaxOnceKeys = 1024;
   void EventOnce(LogLevel level, std::string_view once_key, std::string_view name,
                  std::initializer_list<Field> fields = {}) const;
 
