@@ -218,6 +218,23 @@ constexpr Row kRows[] = {
      [](std::string_view text, RuntimeOptions* options) {
        return ParseInt(text, 0, 1024, &options->compile_threads);
      }},
+    {{"TILEWRIGHT_COMPILE_TIMEOUT_MS", "compile_timeout_ms", "an integer from 0 to 86400000",
+      "longest time that one compile may take; 0: no limit"},
+     [](std::string_view text, RuntimeOptions* options) {
+       return ParseInt(text, 0, 86400000, &options->compile_timeout_ms);
+     }},
+    {{"TILEWRIGHT_ISOLATE_COMPILER", "isolate_compiler",
+      "1 or 0 (also true, on, yes, false, off, no)",
+      "whether each compile runs in a process of its own"},
+     [](std::string_view text, RuntimeOptions* options) {
+       return ParseBool(text, &options->isolate_compiler);
+     }},
+    {{"TILEWRIGHT_COMPILER_HELPER", "compiler_helper", "a file",
+      "the program `tilewright` that compiles in a process of its own"},
+     [](std::string_view text, RuntimeOptions* options) {
+       options->compiler_helper = text;
+       return true;
+     }},
     {{"TILEWRIGHT_LOCK_TIMEOUT_MS", "lock_timeout_ms", "an integer from 0 to 86400000",
       "longest wait for a process that compiles the same kernel"},
      [](std::string_view text, RuntimeOptions* options) {

@@ -2,11 +2,8 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <optional>
-#include <semaphore>
-#include <thread>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -32,9 +29,17 @@ constexpr char kKeySchema[] = "1";
 // Entries that the reason of a miss is looked for in; about 0.1 ms each.
 constexpr size_t kMostEntriesCompared = 256;
 
-constexpr int kMaxCompileThreads = 1024;
-
 using SharedKernel = std::shared_ptr<const BuiltKernel>;
+
+// The counter of a miss, by the text that ArtifactStore::Get gives.
+int64_t& MissCounter(BuilderCounters& counters, std::string_view reason) {
+  const auto begins = [&](std::string_view with) { return reason.substr(0, with.size()) == with; };
+  if (begins("corrupt")) return counters.misses_corrupt;
+  if (begins("foreign")) return counters.misses_foreign;
+  if (begins("manifest") || begins("variant")) return counters.misses_differ;
+  if (begins("unreadable")) return counters.misses_unreadable;
+  return counters.misses_absent;
+}
 
 double MsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
@@ -55,11 +60,6 @@ std::string DriverVersionText(int version) {
 
 }  // namespace
 
-int CompileThreads(int option) {
-  if (option > 0) return std::min(option, kMaxCompileThreads);
-  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 8);
-}
-
 struct KernelBuilder::Impl {
   Impl(const emit::TemplateBundle* bundle, cache::ArtifactStore* store,
        const compile::NvrtcCompiler* compiler, const Logger* logger, BuilderOptions options)
@@ -68,7 +68,7 @@ struct KernelBuilder::Impl {
         compiler(compiler),
         logger(logger),
         options(options),
-        compile_slots(CompileThreads(options.compile_threads)),
+        pool(*compiler, options.pool),
         publisher(store, logger) {}
 
   absl::StatusOr<SharedKernel> BuildShared(const KernelRequest& request);
@@ -94,7 +94,7 @@ struct KernelBuilder::Impl {
   const BuilderOptions options;
   const pid_t pid = getpid();
 
-  std::counting_semaphore<kMaxCompileThreads> compile_slots;
+  compile::CompilePool pool;
   SingleFlight<Digest, absl::StatusOr<SharedKernel>> flights;
   // Apart from `flights`, where a thread that has just read the refused entry may be under way.
   SingleFlight<Digest, absl::StatusOr<SharedKernel>> recompile_flights;
@@ -195,10 +195,12 @@ absl::StatusOr<SharedKernel> KernelBuilder::Impl::CompileAndPublish(
     std::unique_ptr<cache::ArtifactStore::KeyLock> lock) {
   const compile::CompileRequest compile_request = {request.source, bundle->files,
                                                    request.plan.target, request.options};
-  compile_slots.acquire();
-  absl::StatusOr<artifact::KernelBinary> binary = compiler->Compile(compile_request);
-  compile_slots.release();
-  TILEWRIGHT_RETURN_IF_ERROR(binary.status());
+  absl::StatusOr<artifact::KernelBinary> binary = pool.Compile(compile_request);
+  if (!binary.ok()) {
+    MutexLock guard(&mutex);
+    ++counters.compile_failures;
+    return binary.status();
+  }
   const artifact::ResourceUsage& usage = binary->usage;
   logger->Event(LogLevel::kInfo, "compile",
                 {{"entry", request.source.entry_name},
@@ -208,6 +210,14 @@ absl::StatusOr<SharedKernel> KernelBuilder::Impl::CompileAndPublish(
                  {"spills", usage.spill_store_bytes + usage.spill_load_bytes},
                  {"compiler", binary->compiler},
                  {"spec", request.spec_text}});
+  // Asked for after the compile, which may have been the one that spoilt the process.
+  const absl::StatusOr<compile::CompilerIdentity> now = compiler->Identity();
+  const bool reproducible = now.ok() && now->reproducible;
+  if (!reproducible) {
+    logger->EventOnce(LogLevel::kWarning, "not_published", "not_published",
+                      {{"entry", request.source.entry_name},
+                       {"reason", "an option that NVRTC carries into later compiles was given"}});
+  }
   cache::Entry entry = EncodeEntry(
       {request.manifest.manifest(), variant, request.spec_text, request.plan.ToString()},
       request.source, *binary);
@@ -217,6 +227,10 @@ absl::StatusOr<SharedKernel> KernelBuilder::Impl::CompileAndPublish(
     MutexLock guard(&mutex);
     ++counters.compiles;
     counters.compile_ms += kernel->binary.compile_ms;
+    if (!reproducible) {
+      ++counters.publish_drops;
+      return kernel;
+    }
     pending.insert_or_assign(request.key, kernel);
   }
   publisher.Put(std::move(entry), std::move(lock), [this, kernel] {
@@ -252,6 +266,7 @@ absl::StatusOr<SharedKernel> KernelBuilder::Impl::BuildOnce(const KernelRequest&
   {
     MutexLock guard(&mutex);
     ++counters.store_misses;
+    ++MissCounter(counters, reason);
   }
   if (options.explain_misses) AppendNearest(request, variant, &reason);
   logger->Event(
@@ -351,9 +366,17 @@ absl::StatusOr<KernelBuilder::Loaded> KernelBuilder::BuildAndLoad(
 
 bool KernelBuilder::Flush(int timeout_ms) { return impl_->publisher.Flush(timeout_ms); }
 
+void KernelBuilder::CancelCompiles() { impl_->pool.CancelAll(); }
+
 BuilderCounters KernelBuilder::counters() const {
+  const compile::CompilePool::Counters pool = impl_->pool.counters();
   MutexLock lock(&impl_->mutex);
-  return impl_->counters;
+  BuilderCounters counters = impl_->counters;
+  counters.compile_timeouts = pool.timeouts;
+  counters.compile_cancels = pool.cancelled;
+  counters.helper_crashes = pool.helper_crashes;
+  counters.publish_drops += impl_->publisher.dropped();
+  return counters;
 }
 
 }  // namespace tilewright::build

@@ -14,6 +14,7 @@
 #include "base/labelled_hash.h"
 #include "base/log.h"
 #include "cache/artifact_store.h"
+#include "compile/compile_pool.h"
 #include "compile/nvrtc_compiler.h"
 #include "device/module.h"
 #include "emit/template_bundle.h"
@@ -39,21 +40,28 @@ struct BuilderOptions {
   // look at the entries used last, some milliseconds.
   bool explain_misses = false;
   int lock_timeout_ms = 30000;
-  int compile_threads = 0;  // compiles that run at a time; 0: one per core, at most 8
+  compile::CompilePoolOptions pool = {};
 };
-
-// The number of compiles at a time that an option asks for: itself, or 0 for one per core but at
-// most 8.
-int CompileThreads(int option);
 
 // Counters of one builder; they only grow. A kernel that threads shared counts once.
 struct BuilderCounters {
   int64_t store_hits = 0;
   int64_t store_misses = 0;
-  int64_t compiles = 0;
+  int64_t compiles = 0;  // those that succeeded
   double compile_ms = 0;
+  int64_t compile_failures = 0;  // of any kind; the next three are among them
+  int64_t compile_timeouts = 0;
+  int64_t compile_cancels = 0;
+  int64_t helper_crashes = 0;
   int64_t loads = 0;
   int64_t load_rejects = 0;
+  // store_misses by the reason that the store gave.
+  int64_t misses_absent = 0;
+  int64_t misses_corrupt = 0;
+  int64_t misses_foreign = 0;
+  int64_t misses_differ = 0;
+  int64_t misses_unreadable = 0;
+  int64_t publish_drops = 0;  // entries that were not written: too many waited, or not reproducible
 };
 
 // Everything that identifies a kernel before it is built.
@@ -66,6 +74,8 @@ struct KernelRequest {
   Digest key;  // of the manifest
 };
 
+// What NvrtcCompiler calls not reproducible is handed out, but not published.
+//
 // Thread-safe. Threads and processes that ask for one key compile it once (single flight in the
 // process, a lock in the store among processes). Publishing happens on a writer thread after the
 // kernel was handed out.
@@ -91,7 +101,7 @@ class KernelBuilder {
 
   // From the store, or compiled. Needs no driver and no GPU.
   //   FailedPrecondition  frozen and not stored
-  //   Unavailable, InvalidArgument, Internal  as NvrtcCompiler::Compile
+  //   DeadlineExceeded, Cancelled, Unavailable, InvalidArgument, Internal  as CompilePool::Compile
   absl::StatusOr<BuiltKernel> Build(const AttentionSpec& spec, const plan::KernelPlan& plan);
   absl::StatusOr<BuiltKernel> Build(const KernelRequest& request);
 
@@ -110,6 +120,9 @@ class KernelBuilder {
 
   // Waits until pending entries are published, at most `timeout_ms`. False on time-out.
   bool Flush(int timeout_ms = 1000);
+
+  // Ends compiles that run or wait for their turn with Cancelled; later ones are not concerned.
+  void CancelCompiles();
 
   BuilderCounters counters() const;
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "base/text.h"
 
 namespace tilewright::build {
@@ -39,8 +40,11 @@ void Publisher::Put(cache::Entry entry, std::unique_ptr<cache::ArtifactStore::Ke
         const absl::Status status = store_->Put(*shared_entry);
         shared_lock->reset();
         if (!status.ok()) {
-          logger_->EventOnce(LogLevel::kWarning, StdView(status.message()), "publish_failed",
-                             {{"error", status.ToString()}});
+          // By kind: the text may name a file, which differs from entry to entry.
+          logger_->EventOnce(
+              LogLevel::kWarning,
+              absl::StrCat("publish_failed ", absl::StatusCodeToString(status.code())),
+              "publish_failed", {{"error", status.ToString()}});
         }
         done();
       },
@@ -74,6 +78,7 @@ void Publisher::Enqueue(Job job, const std::function<void()>& dropped) {
   {
     MutexLock lock(&mutex_);
     full = jobs_.size() >= kMaxPending;
+    if (full) ++dropped_;
     if (!full && HaveThread()) {
       jobs_.push_back(std::move(job));
       wake_.SignalOne();
@@ -84,6 +89,11 @@ void Publisher::Enqueue(Job job, const std::function<void()>& dropped) {
   logger_->EventOnce(LogLevel::kWarning, "publish_dropped", "publish_dropped",
                      {{"pending", kMaxPending}});
   dropped();
+}
+
+int64_t Publisher::dropped() const {
+  MutexLock lock(&mutex_);
+  return dropped_;
 }
 
 bool Publisher::Flush(int timeout_ms) {

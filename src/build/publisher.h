@@ -2,6 +2,7 @@
 #ifndef TILEWRIGHT_BUILD_PUBLISHER_H_
 #define TILEWRIGHT_BUILD_PUBLISHER_H_
 
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -36,6 +37,9 @@ class Publisher {
   // Removes an entry, after those put before.
   void Remove(const Digest& digest, std::string variant_hex);
 
+  // Entries and removals that were dropped because too many waited.
+  int64_t dropped() const;
+
   // False when jobs are still pending after `timeout_ms`.
   bool Flush(int timeout_ms);
 
@@ -49,12 +53,13 @@ class Publisher {
 
   cache::ArtifactStore* const store_;
   const Logger* const logger_;
-  Mutex mutex_;
+  mutable Mutex mutex_;
   CondVar wake_;  // the thread: a job or the end
   CondVar idle_;  // Flush: nothing pending
   std::deque<Job> jobs_ ABSL_GUARDED_BY(mutex_);
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t dropped_ ABSL_GUARDED_BY(mutex_) = 0;
   std::thread thread_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -143,6 +143,9 @@ tw_options ToC(const RuntimeOptions& options) {
   c.tune_policy = static_cast<int32_t>(options.tune_policy);
   c.lineinfo = options.lineinfo;
   c.compile_threads = options.compile_threads;
+  c.compile_timeout_ms = options.compile_timeout_ms;
+  c.isolate_compiler = options.isolate_compiler ? 1 : 0;
+  c.compiler_helper = options.compiler_helper.c_str();
   c.lock_timeout_ms = options.lock_timeout_ms;
   c.log_level = static_cast<int32_t>(options.log_level);
   return c;
@@ -154,6 +157,7 @@ tw_options DefaultOptions() {
   c.cache_dir = nullptr;
   c.nvrtc_path = nullptr;
   c.template_dir = nullptr;
+  c.compiler_helper = nullptr;
   c.family = nullptr;
   return c;
 }
@@ -214,6 +218,27 @@ tw_counters ToC(const RuntimeCounters& counters) {
   c.fallbacks = counters.fallbacks;
   c.capture_refusals = counters.capture_refusals;
   c.evictions = counters.evictions;
+  c.compile_failures = counters.compile_failures;
+  c.compile_timeouts = counters.compile_timeouts;
+  c.compile_cancels = counters.compile_cancels;
+  c.helper_crashes = counters.helper_crashes;
+  c.store_memory_hits = counters.store_memory_hits;
+  c.store_pack_hits = counters.store_pack_hits;
+  c.store_disk_hits = counters.store_disk_hits;
+  c.misses_absent = counters.misses_absent;
+  c.misses_corrupt = counters.misses_corrupt;
+  c.misses_foreign = counters.misses_foreign;
+  c.misses_differ = counters.misses_differ;
+  c.misses_unreadable = counters.misses_unreadable;
+  c.publishes = counters.publishes;
+  c.publish_ms = counters.publish_ms;
+  c.publish_failures = counters.publish_failures;
+  c.publish_drops = counters.publish_drops;
+  c.store_evictions = counters.store_evictions;
+  c.lock_waits = counters.lock_waits;
+  c.lock_wait_ms = counters.lock_wait_ms;
+  c.lock_timeouts = counters.lock_timeouts;
+  c.warnings_suppressed = counters.warnings_suppressed;
   return c;
 }
 
@@ -246,6 +271,9 @@ absl::StatusOr<RuntimeOptions> FromC(const tw_options* options) {
   result.tune_policy = static_cast<TunePolicy>(c.tune_policy);
   result.lineinfo = c.lineinfo != 0;
   result.compile_threads = c.compile_threads;
+  result.compile_timeout_ms = c.compile_timeout_ms;
+  result.isolate_compiler = c.isolate_compiler != 0;
+  result.compiler_helper = Text(c.compiler_helper);
   result.lock_timeout_ms = c.lock_timeout_ms;
   result.log_level = static_cast<LogLevel>(c.log_level);
   if (c.log_sink != nullptr) {

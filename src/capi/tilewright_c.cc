@@ -44,6 +44,10 @@ LastError& ThreadError() {
 
 tw_status ToCode(absl::StatusCode code) {
   switch (code) {
+    case absl::StatusCode::kCancelled:
+      return TW_CANCELLED;
+    case absl::StatusCode::kDeadlineExceeded:
+      return TW_DEADLINE_EXCEEDED;
     case absl::StatusCode::kInvalidArgument:
       return TW_INVALID_ARGUMENT;
     case absl::StatusCode::kNotFound:
@@ -124,6 +128,10 @@ TW_API const char* tw_status_name(tw_status status) {
   switch (status) {
     case TW_OK:
       return "TW_OK";
+    case TW_CANCELLED:
+      return "TW_CANCELLED";
+    case TW_DEADLINE_EXCEEDED:
+      return "TW_DEADLINE_EXCEEDED";
     case TW_INVALID_ARGUMENT:
       return "TW_INVALID_ARGUMENT";
     case TW_NOT_FOUND:
@@ -313,6 +321,14 @@ TW_API tw_status tw_runtime_counters(const tw_runtime* runtime, tw_counters* cou
     if (runtime == nullptr) return NullError("runtime");
     if (counters == nullptr) return NullError("counters");
     return WriteStruct("tw_counters", counters, counters->size, ToC(runtime->runtime->counters()));
+  });
+}
+
+TW_API tw_status tw_cancel_compiles(tw_runtime* runtime) {
+  return Guarded([&]() -> absl::Status {
+    if (runtime == nullptr) return NullError("runtime");
+    runtime->runtime->CancelCompiles();
+    return absl::OkStatus();
   });
 }
 

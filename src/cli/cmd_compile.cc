@@ -10,6 +10,7 @@
 #include "cli/command.h"
 #include "cli/spec_arguments.h"
 #include "cli/toolchain.h"
+#include "compile/compile_pool.h"
 #include "spec/canonical.h"
 
 namespace tilewright::cli {
@@ -46,8 +47,7 @@ void Compile(Toolchain& tools, Job& job) {
 
 // Compiles on the threads that the options allow: NVRTC works in parallel.
 void CompileAll(Toolchain& tools, std::vector<Job>& jobs) {
-  int threads = tools.options().compile_threads;
-  if (threads == 0) threads = std::min(8U, std::max(1U, std::thread::hardware_concurrency()));
+  const int threads = compile::CompileThreads(tools.options().compile_threads);
   std::atomic<size_t> next = 0;
   const auto work = [&] {
     for (size_t n = next++; n < jobs.size(); n = next++) Compile(tools, jobs[n]);

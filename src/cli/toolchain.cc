@@ -34,6 +34,10 @@ absl::StatusOr<std::unique_ptr<Toolchain>> Toolchain::Open() {
   builder.explain_misses = true;
   builder.frozen = chosen.tune_policy == TunePolicy::kFrozen;
   builder.lock_timeout_ms = chosen.lock_timeout_ms;
+  builder.pool = {.threads = chosen.compile_threads,
+                  .timeout_ms = chosen.compile_timeout_ms,
+                  .isolate = chosen.isolate_compiler,
+                  .helper = chosen.compiler_helper};
   tools->builder_ = std::make_unique<build::KernelBuilder>(
       tools->bundle_, tools->store_.store.get(), tools->compiler_.get(), &tools->logger_, builder);
   return tools;

@@ -52,6 +52,8 @@ absl::StatusOr<NvrtcApi> OpenNvrtc(const NvrtcFiles& files, FingerprintCache& fi
   }
   TILEWRIGHT_NVRTC_FUNCTIONS(TILEWRIGHT_NVRTC_RESOLVE)
 #undef TILEWRIGHT_NVRTC_RESOLVE
+  api.nvrtcSetFlowCallback =
+      reinterpret_cast<decltype(api.nvrtcSetFlowCallback)>(dlsym(library, "nvrtcSetFlowCallback"));
   int major = 0;
   int minor = 0;
   TILEWRIGHT_RETURN_IF_ERROR(api.Check(api.nvrtcVersion(&major, &minor), "nvrtcVersion"));

@@ -34,6 +34,12 @@ struct NvrtcApi {
   TILEWRIGHT_NVRTC_FUNCTIONS(TILEWRIGHT_NVRTC_MEMBER)
 #undef TILEWRIGHT_NVRTC_MEMBER
 
+  // Sets what NVRTC asks now and then while it compiles a program: a callback that returns other
+  // than 0 cancels, and must go on doing so. Spelled out for headers that lack it; nullptr before
+  // 12.8.
+  nvrtcResult (*nvrtcSetFlowCallback)(nvrtcProgram program, int (*callback)(void*, void*),
+                                      void* payload) = nullptr;
+
   // OK, or Internal with NVRTC's text for the result and the call.
   absl::Status Check(nvrtcResult result, const char* call) const;
 };

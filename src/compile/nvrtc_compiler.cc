@@ -10,7 +10,7 @@
 #include <charconv>
 #include <chrono>
 #include <cstring>
-#include <functional>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -74,35 +74,9 @@ constexpr std::string_view kProbeAnswer = "tilewright_build = ";
 // of the stack are ever backed by memory.
 constexpr size_t kCompileStackBytes = size_t{64} << 20;
 
-void* CallFunction(void* function) {
-  (*static_cast<const std::function<void()>*>(function))();
-  return nullptr;
-}
-
-// Runs `work` on a thread with a deep stack, or on this one where none is to be had.
-void OnDeepStack(const std::function<void()>& work) {
-  pthread_attr_t attributes;
-  pthread_t thread = {};
-  bool started = false;
-  if (pthread_attr_init(&attributes) == 0) {
-    // The program's signal handlers run on the program's own threads, but for faults of this one.
-    sigset_t blocked;
-    sigset_t before;
-    sigfillset(&blocked);
-    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&blocked, fault);
-    pthread_sigmask(SIG_BLOCK, &blocked, &before);
-    started = pthread_attr_setstacksize(&attributes, kCompileStackBytes) == 0 &&
-              pthread_create(&thread, &attributes, CallFunction,
-                             const_cast<std::function<void()>*>(&work)) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    pthread_attr_destroy(&attributes);
-  }
-  if (started) {
-    pthread_join(thread, nullptr);
-  } else {
-    work();
-  }
-}
+// How long a compile that was told to end may take to do so before it is left alone. NVRTC 13.0
+// ends within 50 ms on an idle machine.
+constexpr std::chrono::milliseconds kCancelGrace{300};
 
 class Program {
  public:
@@ -124,16 +98,18 @@ class Program {
     if (program_ != nullptr) api_->nvrtcDestroyProgram(&program_);
   }
 
+  // `callback(payload)` other than 0 cancels; does nothing where this NVRTC cannot be cancelled.
+  absl::Status SetFlowCallback(int (*callback)(void*, void*), void* payload) {
+    if (api_->nvrtcSetFlowCallback == nullptr) return absl::OkStatus();
+    return api_->Check(api_->nvrtcSetFlowCallback(program_, callback, payload),
+                       "nvrtcSetFlowCallback");
+  }
+
   nvrtcResult Compile(const std::vector<std::string>& options) {
     std::vector<const char*> pointers;
     pointers.reserve(options.size());
     for (const std::string& option : options) pointers.push_back(option.c_str());
-    nvrtcResult result = NVRTC_ERROR_INTERNAL_ERROR;
-    OnDeepStack([&] {
-      result =
-          api_->nvrtcCompileProgram(program_, static_cast<int>(pointers.size()), pointers.data());
-    });
-    return result;
+    return api_->nvrtcCompileProgram(program_, static_cast<int>(pointers.size()), pointers.data());
   }
 
   // NVRTC counts a terminating zero in the sizes of texts.
@@ -169,6 +145,121 @@ class Program {
   nvrtcProgram program_ = nullptr;
 };
 
+// One compile and everything that it reads: a caller that gives up leaves it to its thread.
+struct Job {
+  std::shared_ptr<const void> api_owner;
+  std::vector<artifact::SourceFile> files;  // the unit, then its headers
+  std::vector<std::string> options;
+  std::optional<Program> program;
+
+  std::atomic<bool> stop = false;
+  const CompileControl* control = nullptr;  // only where the caller's own thread compiles
+  Mutex mutex;
+  CondVar finished;
+  bool done ABSL_GUARDED_BY(mutex) = false;
+  nvrtcResult result ABSL_GUARDED_BY(mutex) = NVRTC_ERROR_INTERNAL_ERROR;
+
+  // As Program::Create. `files` and `options` are set.
+  static absl::Status CreateProgram(Job& job, const NvrtcApi& api) {
+    std::vector<const char*> texts;
+    std::vector<const char*> names;
+    for (size_t i = 1; i < job.files.size(); ++i) {
+      texts.push_back(job.files[i].text.c_str());
+      names.push_back(job.files[i].name.c_str());
+    }
+    absl::StatusOr<Program> created =
+        Program::Create(api, job.files[0].text.c_str(), job.files[0].name.c_str(), texts, names);
+    TILEWRIGHT_RETURN_IF_ERROR(created.status());
+    job.program.emplace(*std::move(created));
+    return job.program->SetFlowCallback(&ShallStop, &job);
+  }
+
+  // NVRTC wants to go on hearing what it has heard once.
+  static int ShallStop(void* payload, void*) {
+    auto* const job = static_cast<Job*>(payload);
+    if (!job->stop && job->control != nullptr && !CheckControl(*job->control, "").ok()) {
+      job->stop = true;
+    }
+    return job->stop ? 1 : 0;
+  }
+
+  void Compile() {
+    const nvrtcResult compiled = program->Compile(options);
+    MutexLock lock(&mutex);
+    result = compiled;
+    done = true;
+    finished.SignalAll();
+  }
+};
+
+void* CompileOnThread(void* argument) {
+  const std::unique_ptr<std::shared_ptr<Job>> job(static_cast<std::shared_ptr<Job>*>(argument));
+  (*job)->Compile();
+  return nullptr;
+}
+
+// A thread with a deep stack that compiles `job`; false where none is to be had.
+bool StartThread(const std::shared_ptr<Job>& job, pthread_t* thread) {
+  pthread_attr_t attributes;
+  if (pthread_attr_init(&attributes) != 0) return false;
+  auto argument = std::make_unique<std::shared_ptr<Job>>(job);
+  // The program's signal handlers run on the program's own threads, but for faults of this one.
+  sigset_t blocked;
+  sigset_t before;
+  sigfillset(&blocked);
+  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&blocked, fault);
+  pthread_sigmask(SIG_BLOCK, &blocked, &before);
+  const bool started = pthread_attr_setstacksize(&attributes, kCompileStackBytes) == 0 &&
+                       pthread_create(thread, &attributes, CompileOnThread, argument.get()) == 0;
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_attr_destroy(&attributes);
+  if (started) (void)argument.release();
+  return started;
+}
+
+// Compiles `job` until it is done or `control` ends it.
+absl::StatusOr<nvrtcResult> Run(const std::shared_ptr<Job>& job, const CompileControl& control,
+                                const std::string& what) {
+  using Clock = std::chrono::steady_clock;
+  TILEWRIGHT_RETURN_IF_ERROR(CheckControl(control, what));
+  pthread_t thread = {};
+  if (!StartThread(job, &thread)) {
+    job->control = &control;
+    job->Compile();
+    TILEWRIGHT_RETURN_IF_ERROR(CheckControl(control, what));
+    MutexLock lock(&job->mutex);
+    return job->result;
+  }
+  absl::Status ended;
+  bool done = false;
+  nvrtcResult result = NVRTC_ERROR_INTERNAL_ERROR;
+  Clock::time_point last_moment = Clock::time_point::max();
+  {
+    MutexLock lock(&job->mutex);
+    while (!job->done) {
+      if (ended.ok()) {
+        ended = CheckControl(control, what);
+        if (!ended.ok()) {
+          job->stop = true;
+          last_moment = Clock::now() + kCancelGrace;
+        }
+      } else if (Clock::now() >= last_moment) {
+        break;
+      }
+      job->finished.WaitUntil(&job->mutex, Clock::now() + kCancelPoll);
+    }
+    done = job->done;
+    result = job->result;
+  }
+  if (done) {
+    pthread_join(thread, nullptr);
+  } else {
+    pthread_detach(thread);
+  }
+  if (!ended.ok()) return ended;
+  return result;
+}
+
 absl::Status WithLog(absl::Status status, const std::string& log) {
   status.SetPayload(kLogPayload, absl::Cord(log));
   return status;
@@ -197,7 +288,31 @@ bool IsUserFile(const CompileRequest& request, const std::string& file) {
                       request.source.generated_headers.end(), is_file);
 }
 
+// Whether an option of the leaking kind has been given to NVRTC. Its state is the process's, and so
+// is this.
+std::atomic<bool>& ProcessLeaksState() {
+  static std::atomic<bool> leaks = false;
+  return leaks;
+}
+
 }  // namespace
+
+bool LeaksState(std::string_view option) {
+  return option.find("Ofast-compile") != std::string_view::npos;
+}
+
+absl::Status CheckControl(const CompileControl& control, std::string_view what) {
+  if (control.cancelled != nullptr && control.cancelled->load()) {
+    return absl::CancelledError(absl::StrCat("compiling ", AbslView(what), " was cancelled"));
+  }
+  if (std::chrono::steady_clock::now() >= control.deadline) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("compiling ", AbslView(what),
+                     " took longer than RuntimeOptions::compile_timeout_ms "
+                     "(TILEWRIGHT_COMPILE_TIMEOUT_MS) allows"));
+  }
+  return absl::OkStatus();
+}
 
 std::vector<std::string> CompileOptions(std::string_view target, bool lineinfo) {
   std::vector<std::string> options = {
@@ -228,8 +343,8 @@ struct NvrtcCompiler::Impl {
   // The files that are mapped, or would be. Looks again only when a file of the last answer
   // changed.
   absl::StatusOr<NvrtcFiles> Files() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
-  absl::StatusOr<std::shared_ptr<const Loaded>> Load();
-  static absl::Status Probe(Loaded& loaded);
+  absl::StatusOr<std::shared_ptr<const Loaded>> Load(const CompileControl& control = {});
+  static absl::Status Probe(const std::shared_ptr<Loaded>& loaded, const CompileControl& control);
 
   const Options options;
   FingerprintCache fingerprints;
@@ -256,19 +371,22 @@ absl::StatusOr<NvrtcFiles> NvrtcCompiler::Impl::Files() {
   return *found;
 }
 
-absl::StatusOr<std::shared_ptr<const NvrtcCompiler::Impl::Loaded>> NvrtcCompiler::Impl::Load() {
+absl::StatusOr<std::shared_ptr<const NvrtcCompiler::Impl::Loaded>> NvrtcCompiler::Impl::Load(
+    const CompileControl& control) {
   MutexLock lock(&mutex);
   if (loaded != nullptr) return loaded;
   auto candidate = std::make_shared<Loaded>();
   TILEWRIGHT_ASSIGN_OR_RETURN(candidate->files, Files());
   TILEWRIGHT_ASSIGN_OR_RETURN(candidate->api, OpenNvrtc(candidate->files, fingerprints));
   is_loaded = true;
-  TILEWRIGHT_RETURN_IF_ERROR(Probe(*candidate));
+  TILEWRIGHT_RETURN_IF_ERROR(Probe(candidate, control));
   loaded = std::move(candidate);
   return loaded;
 }
 
-absl::Status NvrtcCompiler::Impl::Probe(Loaded& loaded) {
+absl::Status NvrtcCompiler::Impl::Probe(const std::shared_ptr<Loaded>& owner,
+                                        const CompileControl& control) {
+  Loaded& loaded = *owner;
   const NvrtcApi& api = loaded.api;
   int major = 0;
   int minor = 0;
@@ -280,20 +398,23 @@ absl::Status NvrtcCompiler::Impl::Probe(Loaded& loaded) {
   loaded.archs.resize(static_cast<size_t>(count));
   TILEWRIGHT_RETURN_IF_ERROR(
       api.Check(api.nvrtcGetSupportedArchs(loaded.archs.data()), "nvrtcGetSupportedArchs"));
-  TILEWRIGHT_ASSIGN_OR_RETURN(Program program,
-                              Program::Create(api, kProbeSource, "tilewright_probe.cu", {}, {}));
-  std::vector<std::string> options = {"--no-source-include", "--modify-stack-limit=false"};
-  if (KnowsOption(loaded.version_number, kNoCache)) options.emplace_back(kNoCache);
-  const nvrtcResult result = program.Compile(options);
+  auto job = std::make_shared<Job>();
+  job->api_owner = owner;
+  job->files = {{"tilewright_probe.cu", kProbeSource}};
+  job->options = {"--no-source-include", "--modify-stack-limit=false"};
+  if (KnowsOption(loaded.version_number, kNoCache)) job->options.emplace_back(kNoCache);
+  TILEWRIGHT_RETURN_IF_ERROR(Job::CreateProgram(*job, api));
+  TILEWRIGHT_ASSIGN_OR_RETURN(const nvrtcResult result,
+                              Run(job, control, "an empty program, to see whether NVRTC works,"));
   if (result != NVRTC_SUCCESS) {
-    TILEWRIGHT_ASSIGN_OR_RETURN(const std::string log, program.Log());
+    TILEWRIGHT_ASSIGN_OR_RETURN(const std::string log, job->program->Log());
     return WithLog(absl::UnavailableError(absl::StrCat(
                        "NVRTC ", major, ".", minor, " (", loaded.files.library,
                        ") cannot compile an empty program: ", api.nvrtcGetErrorString(result), ": ",
                        ErrorExcerpt(log, kErrorLines), "; ", AbslView(kInstallNvrtcHint))),
                    log);
   }
-  TILEWRIGHT_ASSIGN_OR_RETURN(const std::string ptx, program.Ptx());
+  TILEWRIGHT_ASSIGN_OR_RETURN(const std::string ptx, job->program->Ptx());
   const size_t answer = ptx.find(kProbeAnswer);
   int build = 0;
   if (answer == std::string::npos ||
@@ -307,8 +428,7 @@ absl::Status NvrtcCompiler::Impl::Probe(Loaded& loaded) {
   return absl::OkStatus();
 }
 
-NvrtcCompiler::NvrtcCompiler(Options options) : impl_(std::make_unique<Impl>(std::move(options))) {}
-NvrtcCompiler::~NvrtcCompiler() = default;
+NvrtcCompiler::NvrtcCompiler(Options options) : impl_(std::make_shared<Impl>(std::move(options))) {}
 
 absl::StatusOr<CompilerIdentity> NvrtcCompiler::Identity() const {
   MutexLock lock(&impl_->mutex);
@@ -317,8 +437,10 @@ absl::StatusOr<CompilerIdentity> NvrtcCompiler::Identity() const {
   for (const std::string_view name : kOutputVariables) {
     if (const std::optional<std::string> value = GetEnv(name)) {
       absl::StrAppend(&identity.id, "; ", AbslView(name), "=", *value);
+      if (LeaksState(*value)) ProcessLeaksState() = true;
     }
   }
+  identity.reproducible = !ProcessLeaksState();
   return identity;
 }
 
@@ -334,8 +456,9 @@ absl::StatusOr<std::vector<int>> NvrtcCompiler::SupportedArchs() const {
   return loaded->archs;
 }
 
-absl::StatusOr<artifact::KernelBinary> NvrtcCompiler::Compile(const CompileRequest& request) const {
-  TILEWRIGHT_ASSIGN_OR_RETURN(const auto loaded, impl_->Load());
+absl::StatusOr<artifact::KernelBinary> NvrtcCompiler::Compile(const CompileRequest& request,
+                                                              const CompileControl& control) const {
+  TILEWRIGHT_ASSIGN_OR_RETURN(const auto loaded, impl_->Load(control));
   const NvrtcApi& api = loaded->api;
   const std::string compiler = absl::StrCat("nvrtc ", loaded->version);
   const auto unknown_target = [&]() {
@@ -349,26 +472,23 @@ absl::StatusOr<artifact::KernelBinary> NvrtcCompiler::Compile(const CompileReque
     return unknown_target();
   }
 
-  std::vector<const char*> header_texts;
-  std::vector<const char*> header_names;
-  const auto add_header = [&](const artifact::SourceFile& file) {
-    header_texts.push_back(file.text.c_str());
-    header_names.push_back(file.name.c_str());
-  };
-  for (const artifact::SourceFile& file : request.bundle) add_header(file);
-  for (const artifact::SourceFile& file : request.source.generated_headers) add_header(file);
-  std::vector<std::string> options = request.options;
-  options.erase(std::remove_if(options.begin(), options.end(),
-                               [&](const std::string& option) {
-                                 return !KnowsOption(loaded->version_number, option);
-                               }),
-                options.end());
+  auto job = std::make_shared<Job>();
+  job->api_owner = loaded;
+  job->files = {{request.source.unit_name, request.source.text}};
+  job->files.insert(job->files.end(), request.bundle.begin(), request.bundle.end());
+  job->files.insert(job->files.end(), request.source.generated_headers.begin(),
+                    request.source.generated_headers.end());
+  for (const std::string& option : request.options) {
+    if (LeaksState(option)) ProcessLeaksState() = true;
+    if (KnowsOption(loaded->version_number, option)) job->options.push_back(option);
+  }
 
   const auto start = std::chrono::steady_clock::now();
-  TILEWRIGHT_ASSIGN_OR_RETURN(Program program, Program::Create(api, request.source.text.c_str(),
-                                                               request.source.unit_name.c_str(),
-                                                               header_texts, header_names));
-  const nvrtcResult result = program.Compile(options);
+  TILEWRIGHT_RETURN_IF_ERROR(Job::CreateProgram(*job, api));
+  TILEWRIGHT_ASSIGN_OR_RETURN(
+      const nvrtcResult result,
+      Run(job, control, absl::StrCat(request.source.entry_name, " for ", request.target)));
+  const Program& program = *job->program;
   TILEWRIGHT_ASSIGN_OR_RETURN(const std::string log, program.Log());
   if (result != NVRTC_SUCCESS) {
     // NVRTC has no result of its own for a target that it lacks: the log of one says so.

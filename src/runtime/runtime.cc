@@ -47,6 +47,7 @@ absl::Status ValidateOptions(const RuntimeOptions& options) {
   } sizes[] = {{"cache_max_bytes", options.cache_max_bytes},
                {"device_ordinal", options.device_ordinal},
                {"compile_threads", options.compile_threads},
+               {"compile_timeout_ms", options.compile_timeout_ms},
                {"lock_timeout_ms", options.lock_timeout_ms}};
   for (const auto& size : sizes) {
     if (size.value < 0) {
@@ -352,7 +353,10 @@ absl::StatusOr<std::unique_ptr<Runtime>> RuntimeParts::CreateRuntime(const Runti
                             .frozen = options.tune_policy == TunePolicy::kFrozen,
                             .explain_misses = impl->logger.enabled(LogLevel::kInfo),
                             .lock_timeout_ms = options.lock_timeout_ms,
-                            .compile_threads = options.compile_threads});
+                            .pool = {.threads = options.compile_threads,
+                                     .timeout_ms = options.compile_timeout_ms,
+                                     .isolate = options.isolate_compiler,
+                                     .helper = options.compiler_helper}});
   return std::unique_ptr<Runtime>(new Runtime(std::move(impl)));
 }
 
@@ -393,7 +397,7 @@ absl::Status Runtime::Warmup(absl::Span<const AttentionSpec> specs) {
   };
   std::vector<std::thread> helpers;
   const size_t threads = std::min(
-      specs.size(), static_cast<size_t>(build::CompileThreads(impl_->options.compile_threads)));
+      specs.size(), static_cast<size_t>(compile::CompileThreads(impl_->options.compile_threads)));
   while (helpers.size() + 1 < threads) {
     try {
       helpers.emplace_back(work);
@@ -423,8 +427,13 @@ absl::Status Runtime::Run(const PreparedAttention& attention, const AttentionArg
   return state.kernel->loaded->Launch({shape.grid, shape.block, shape.smem_bytes}, params, stream);
 }
 
+void Runtime::CancelCompiles() {
+  if (getpid() == impl_->pid) impl_->builder->CancelCompiles();
+}
+
 RuntimeCounters Runtime::counters() const {
   const build::BuilderCounters built = impl_->builder->counters();
+  const cache::StoreStats stored = impl_->store->Counters();
   RuntimeCounters counters;
   counters.prepares = impl_->prepares.load(std::memory_order_relaxed);
   counters.memory_hits = impl_->memory_hits.load(std::memory_order_relaxed);
@@ -437,6 +446,27 @@ RuntimeCounters Runtime::counters() const {
   counters.fallbacks = impl_->fallbacks.load(std::memory_order_relaxed);
   counters.capture_refusals = impl_->capture_refusals.load(std::memory_order_relaxed);
   counters.evictions = impl_->evictions.load(std::memory_order_relaxed);
+  counters.compile_failures = built.compile_failures;
+  counters.compile_timeouts = built.compile_timeouts;
+  counters.compile_cancels = built.compile_cancels;
+  counters.helper_crashes = built.helper_crashes;
+  counters.store_memory_hits = stored.memory_hits;
+  counters.store_pack_hits = stored.pack_hits;
+  counters.store_disk_hits = stored.disk_hits;
+  counters.misses_absent = built.misses_absent;
+  counters.misses_corrupt = built.misses_corrupt;
+  counters.misses_foreign = built.misses_foreign;
+  counters.misses_differ = built.misses_differ;
+  counters.misses_unreadable = built.misses_unreadable;
+  counters.publishes = stored.publishes;
+  counters.publish_ms = stored.publish_ms;
+  counters.publish_failures = stored.publish_failures;
+  counters.publish_drops = built.publish_drops;
+  counters.store_evictions = stored.evictions;
+  counters.lock_waits = stored.lock_waits;
+  counters.lock_wait_ms = stored.lock_wait_ms;
+  counters.lock_timeouts = stored.lock_timeouts;
+  counters.warnings_suppressed = impl_->logger.suppressed();
   return counters;
 }
 

@@ -66,6 +66,9 @@ TEST_F(EnvTest, EachVariableSetsItsField) {
   EXPECT_TRUE(With("TILEWRIGHT_LINEINFO", "yes").lineinfo);
   EXPECT_EQ(With("TILEWRIGHT_TEMPLATE_DIR", "/t").template_dir, "/t");
   EXPECT_EQ(With("TILEWRIGHT_COMPILE_THREADS", "5").compile_threads, 5);
+  EXPECT_EQ(With("TILEWRIGHT_COMPILE_TIMEOUT_MS", "250").compile_timeout_ms, 250);
+  EXPECT_TRUE(With("TILEWRIGHT_ISOLATE_COMPILER", "1").isolate_compiler);
+  EXPECT_EQ(With("TILEWRIGHT_COMPILER_HELPER", "/h").compiler_helper, "/h");
   EXPECT_EQ(With("TILEWRIGHT_LOCK_TIMEOUT_MS", "0").lock_timeout_ms, 0);
   EXPECT_EQ(With("TILEWRIGHT_LOG", "debug").log_level, LogLevel::kDebug);
   EXPECT_EQ(With("TILEWRIGHT_LOG", "off").log_level, LogLevel::kOff);
@@ -137,7 +140,7 @@ TEST_F(EnvTest, TheTableIsComplete) {
     EXPECT_FALSE(variable.values.empty()) << variable.name;
     EXPECT_FALSE(variable.doc.empty()) << variable.name;
   }
-  EXPECT_EQ(names.size(), 15u);
+  EXPECT_EQ(names.size(), 19u);
 }
 
 TEST_F(EnvTest, ListsNamesThatTheTableDoesNotKnow) {

@@ -55,6 +55,9 @@ TEST_F(CapiTest, DefaultsAreThoseOfTheCppInterface) {
   EXPECT_EQ(options.cache_max_bytes, int64_t{2} << 30);
   EXPECT_EQ(options.allow_fallback, 1);
   EXPECT_EQ(options.lock_timeout_ms, 30000);
+  EXPECT_EQ(options.compile_timeout_ms, 600000);
+  EXPECT_EQ(options.isolate_compiler, 0);
+  EXPECT_EQ(options.compiler_helper, nullptr);
   EXPECT_EQ(options.log_level, TW_LOG_WARNING);
   tw_args args;
   ASSERT_EQ(tw_args_init(&args, sizeof args), TW_OK);
@@ -295,7 +298,9 @@ TEST(CapiStridesTest, DenseStridesOfEachLayout) {
 TEST(CapiNamesTest, StatusNamesAndVersion) {
   EXPECT_STREQ(tw_status_name(TW_OK), "TW_OK");
   EXPECT_STREQ(tw_status_name(TW_UNAVAILABLE), "TW_UNAVAILABLE");
-  EXPECT_STREQ(tw_status_name(1), "TW_UNKNOWN");
+  EXPECT_STREQ(tw_status_name(TW_CANCELLED), "TW_CANCELLED");
+  EXPECT_STREQ(tw_status_name(TW_DEADLINE_EXCEEDED), "TW_DEADLINE_EXCEEDED");
+  EXPECT_STREQ(tw_status_name(2), "TW_UNKNOWN");
   EXPECT_THAT(tw_version(), testing::MatchesRegex("[0-9]+\\.[0-9]+\\.[0-9]+"));
 }
 

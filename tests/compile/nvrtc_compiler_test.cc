@@ -10,8 +10,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <clocale>
-#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
@@ -19,8 +17,7 @@
 #include <vector>
 
 #include "tests/compile/test_files.h"
-
-extern "C" char** environ;
+#include "tests/support/process_state.h"
 
 namespace tilewright::compile {
 namespace {
@@ -105,6 +102,36 @@ TEST(CompileOptionsTest, AreTheGoldenList) {
   EXPECT_EQ(lineinfo.front(), "--gpu-architecture=sm_80");
   EXPECT_EQ(lineinfo.back(), "-lineinfo");
   EXPECT_EQ(lineinfo.size(), CompileOptions("sm_80", false).size() + 1);
+}
+
+// R9: nothing that a user may set adds an option, and none of ours is of the kind that leaks.
+TEST(CompileOptionsTest, NoneLeaksIntoLaterCompiles) {
+  for (const bool lineinfo : {false, true}) {
+    for (const std::string& option : CompileOptions("sm_90a", lineinfo)) {
+      EXPECT_FALSE(LeaksState(option)) << option;
+    }
+  }
+  EXPECT_TRUE(LeaksState("--Ofast-compile=mid"));
+  EXPECT_TRUE(LeaksState("-Ofast-compile=max"));
+}
+
+TEST_F(NvrtcCompilerTest, AnOptionThatLeaksSpoilsTheProcess) {
+  EXPECT_IN_FRESH_PROCESS({
+    const NvrtcCompiler compiler{NvrtcCompiler::Options()};
+    const artifact::KernelSource source = ReverseKernel();
+    EXPECT_TRUE(compiler.Identity()->reproducible);
+    EXPECT_TRUE(Compile(compiler, source).ok());
+    EXPECT_TRUE(compiler.Identity()->reproducible);
+    std::vector<std::string> options = CompileOptions(kTarget, false);
+    options.push_back("--Ofast-compile=mid");
+    (void)compiler.Compile({source, {}, kTarget, options}).ok();
+    EXPECT_FALSE(compiler.Identity()->reproducible);
+    EXPECT_FALSE(NvrtcCompiler({}).Identity()->reproducible);
+  });
+  EXPECT_IN_FRESH_PROCESS({
+    const ScopedEnv variable("NVRTC_APPEND_FLAGS", "--Ofast-compile=mid");
+    EXPECT_FALSE(NvrtcCompiler({}).Identity()->reproducible);
+  });
 }
 
 TEST_F(NvrtcCompilerTest, IdentityMapsNothing) {
@@ -289,40 +316,9 @@ TEST_F(NvrtcCompilerTest, ParallelCompilesAgreeWithASingleOne) {
   EXPECT_EQ(equal, 8 * 4);
 }
 
-// Everything of the process that a guest might change.
-struct ProcessState {
-  std::string cwd;
-  mode_t mask;
-  std::string locale;
-  std::vector<std::string> environment;
-  std::vector<rlim_t> limits;
-  std::vector<void*> handlers;
-
-  static ProcessState Now() {
-    ProcessState state;
-    state.cwd = fs::current_path().string();
-    state.mask = umask(0);
-    umask(state.mask);
-    state.locale = std::setlocale(LC_ALL, nullptr);
-    for (char** entry = environ; *entry != nullptr; ++entry) state.environment.push_back(*entry);
-    for (int resource = 0; resource < RLIMIT_NLIMITS; ++resource) {
-      rlimit limit = {};
-      getrlimit(static_cast<__rlimit_resource>(resource), &limit);
-      state.limits.push_back(limit.rlim_cur);
-      state.limits.push_back(limit.rlim_max);
-    }
-    for (int number = 1; number < NSIG; ++number) {
-      struct sigaction action = {};
-      sigaction(number, nullptr, &action);
-      state.handlers.push_back(reinterpret_cast<void*>(action.sa_handler));
-    }
-    return state;
-  }
-  bool operator==(const ProcessState&) const = default;
-};
-
 TEST_F(NvrtcCompilerTest, ProcessStateStaysAsItWas) {
   EXPECT_IN_FRESH_PROCESS({
+    using tilewright::testing::ProcessState;
     const ProcessState before = ProcessState::Now();
     rlimit stack_before = {};
     getrlimit(RLIMIT_STACK, &stack_before);

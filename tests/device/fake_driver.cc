@@ -207,12 +207,18 @@ struct FakeFunctions {
   }
   static CUresult LibraryUnload(CUlibrary library) {
     FAKE_ENTER(cuLibraryUnload);
-    return fake->libraries_.erase(library) == 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    if (fake->libraries_.erase(library) == 0) return CUDA_ERROR_INVALID_HANDLE;
+    std::erase_if(fake->kernels_, [&](const auto& k) { return k.second.library == library; });
+    std::erase_if(fake->functions_, [&](const auto& f) {
+      return fake->kernels_.find(f.second) == fake->kernels_.end();
+    });
+    return CUDA_SUCCESS;
   }
   static CUresult LibraryGetKernel(CUkernel* kernel, CUlibrary library, const char* name) {
     FAKE_ENTER(cuLibraryGetKernel);
     if (fake->libraries_.count(library) == 0) return CUDA_ERROR_INVALID_HANDLE;
     *kernel = fake->NewHandleLocked<CUkernel>();
+    fake->kernels_[*kernel].library = library;
     fake->kernels_[*kernel].name = name;
     return CUDA_SUCCESS;
   }
@@ -530,6 +536,12 @@ CUcontext FakeDriver::MakeContext(int ordinal) {
 void FakeDriver::RecreateContext(CUcontext context) {
   MutexLock lock(&mutex_);
   ++recreated_[context];
+}
+
+void FakeDriver::ForgetCalls() {
+  MutexLock lock(&mutex_);
+  calls_.clear();
+  launches_.clear();
 }
 
 int FakeDriver::CallCount(const std::string& function) const {

@@ -87,6 +87,9 @@ class FakeDriver {
   // is the same, an id that is not.
   void RecreateContext(CUcontext context);
 
+  // Forgets the calls and launches so far, for tests with so many that they take memory.
+  void ForgetCalls();
+
   // ---- what it saw ----
 
   int CallCount(const std::string& function) const;
@@ -120,6 +123,7 @@ class FakeDriver {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
   };
   struct Kernel {
+    CUlibrary library = nullptr;
     std::string name;
     std::map<int, int> max_dynamic_smem;  // by device
   };

@@ -9,11 +9,14 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "abi/attn_fwd_params.h"
+#include "base/env.h"
+#include "cache/open_store.h"
 #include "compile/nvrtc_compiler.h"
 #include "device/driver_api.h"
 #include "tests/runtime/test_runtime.h"
@@ -52,9 +55,14 @@ class RuntimeTest : public testing::Test {
   std::unique_ptr<Runtime> MakeOnStore(const RuntimeOptions& options = TestOptions()) {
     return MakeOn(&store_, options);
   }
-  // On a store that all tests share, so that few of them wait for the compiler.
+  // On a store that all tests share, so that few of them wait for the compiler: one of this
+  // process, or the directory that TILEWRIGHT_CACHE_DIR names (make check-warm).
   std::unique_ptr<Runtime> Make(const RuntimeOptions& options = TestOptions()) {
-    static cache::MemoryStore* const store = new cache::MemoryStore(0);
+    static cache::ArtifactStore* const store = [] {
+      const std::optional<std::string> directory = GetEnv("TILEWRIGHT_CACHE_DIR");
+      if (!directory) return static_cast<cache::ArtifactStore*>(new cache::MemoryStore(0));
+      return cache::OpenStore({.directory = *directory}, Logger()).store.release();
+    }();
     return MakeOn(store, options);
   }
   std::unique_ptr<Runtime> MakeOn(cache::ArtifactStore* store, const RuntimeOptions& options) {

@@ -93,6 +93,19 @@ struct RuntimeOptions {
   // Kernels that are compiled at a time; 0: one per core, at most 8.
   int compile_threads = 0;
 
+  // Longest time that one compile may take, in milliseconds; 0: no limit. A compile that takes
+  // longer is DeadlineExceeded. The largest kernels take some ten seconds on a loaded machine.
+  int compile_timeout_ms = 600'000;
+
+  // Run each compile in a process of its own, which is started by posix_spawn: a compiler that
+  // crashes, hangs or leaks fails that one call and leaves nothing behind in this process, which
+  // then never maps libnvrtc. Costs some 50 ms a compile.
+  bool isolate_compiler = false;
+
+  // The program for isolate_compiler: `tilewright`. Empty: searched beside the library and beside
+  // the program, and in ../bin of their folders. Where it is missing a compile is Unavailable.
+  std::string compiler_helper;
+
   // Longest wait for another process that is compiling the same kernel, in milliseconds; then
   // compile anyway.
   int lock_timeout_ms = 30000;

@@ -49,13 +49,41 @@ struct RuntimeCounters {
   int64_t memory_hits = 0;  // specs served from memory
   int64_t store_hits = 0;   // kernels read from disk or packs
   int64_t store_misses = 0;
-  int64_t compiles = 0;
+  int64_t compiles = 0;  // that succeeded
   double compile_ms = 0;
   int64_t loads = 0;             // cubins that the driver took
   int64_t load_rejects = 0;      // cubins that the driver refused
   int64_t fallbacks = 0;         // specs served by the simple family for want of a faster one
   int64_t capture_refusals = 0;  // prepares refused because a capture was active
   int64_t evictions = 0;         // kernels dropped from memory to make room
+
+  // Compiles that failed, for whatever reason; the next three are among them.
+  int64_t compile_failures = 0;
+  int64_t compile_timeouts = 0;  // RuntimeOptions::compile_timeout_ms
+  int64_t compile_cancels = 0;   // CancelCompiles
+  int64_t helper_crashes = 0;    // RuntimeOptions::isolate_compiler
+
+  // store_hits by where the entry was, as the store counts them: it may be asked twice for one
+  // kernel.
+  int64_t store_memory_hits = 0;
+  int64_t store_pack_hits = 0;
+  int64_t store_disk_hits = 0;
+  // store_misses by reason.
+  int64_t misses_absent = 0;
+  int64_t misses_corrupt = 0;     // failed verification
+  int64_t misses_foreign = 0;     // owner, mode or kind of file that is not trusted
+  int64_t misses_differ = 0;      // of another manifest or another compiler
+  int64_t misses_unreadable = 0;  // the file system gave an error
+
+  int64_t publishes = 0;  // entries written
+  double publish_ms = 0;
+  int64_t publish_failures = 0;
+  int64_t publish_drops = 0;    // entries not written: too many waited, or not reproducible
+  int64_t store_evictions = 0;  // entries deleted to keep cache_max_bytes
+  int64_t lock_waits = 0;       // for another process that was compiling the same kernel
+  double lock_wait_ms = 0;
+  int64_t lock_timeouts = 0;
+  int64_t warnings_suppressed = 0;  // repeated ones, that were not logged again
 };
 
 // One prepared attention operation on one device.
@@ -105,7 +133,10 @@ class Runtime {
   //                       be loaded; a forked child
   //   Unavailable         the driver or NVRTC is missing or too old
   //   ResourceExhausted   no plan fits the device, or its memory is full
-  //   Internal            a kernel of ours failed to compile or to load
+  //   DeadlineExceeded    the compile took longer than RuntimeOptions::compile_timeout_ms
+  //   Cancelled           CancelCompiles was called meanwhile
+  //   Internal            a kernel of ours failed to compile or to load; the compiler's own process
+  //                       (RuntimeOptions::isolate_compiler) crashed
   // A failed compile has the compiler's log as payload "tilewright/compile_log".
   absl::StatusOr<PreparedAttention> Prepare(const AttentionSpec& spec, Stream stream = nullptr);
 
@@ -121,6 +152,12 @@ class Runtime {
   absl::Status Run(const PreparedAttention& attention, const AttentionArgs& args,
                    Stream stream) const;
 
+  // Ends the compiles of this Runtime that run or wait for their turn: the calls of Prepare and
+  // Warmup that need them return Cancelled, within 50 ms where NVRTC is 12.8 or newer or compiles
+  // in a process of its own; what they have finished stays. Later calls are not concerned.
+  void CancelCompiles();
+
+  // Reads no disk.
   RuntimeCounters counters() const;
 
   // Waits (at most a second) until entries being written to the store are on disk. The destructor

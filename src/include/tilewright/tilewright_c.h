@@ -46,7 +46,9 @@ extern "C" {
 typedef int32_t tw_status;
 enum {
   TW_OK = 0,
+  TW_CANCELLED = 1, /* tw_cancel_compiles was called meanwhile */
   TW_INVALID_ARGUMENT = 3,   /* spec, args or options ill formed; a user snippet does not compile */
+  TW_DEADLINE_EXCEEDED = 4,  /* a compile took longer than compile_timeout_ms */
   TW_NOT_FOUND = 5,          /* a file that was named */
   TW_RESOURCE_EXHAUSTED = 8, /* no plan fits the device; no memory */
   TW_FAILED_PRECONDITION = 9, /* no device, another context, frozen and not stored, in a capture */
@@ -108,6 +110,9 @@ typedef struct tw_options {
   size_t embedded_pack_bytes;
   const char* const* pack_sha256; /* num_pack_sha256 strings */
   size_t num_pack_sha256;
+  const char* compiler_helper;
+  int32_t compile_timeout_ms;
+  int32_t isolate_compiler;
   const char* family;
 } tw_options;
 
@@ -356,9 +361,33 @@ typedef struct tw_counters {
   int64_t fallbacks;
   int64_t capture_refusals;
   int64_t evictions;
+  int64_t compile_failures;
+  int64_t compile_timeouts;
+  int64_t compile_cancels;
+  int64_t helper_crashes;
+  int64_t store_memory_hits;
+  int64_t store_pack_hits;
+  int64_t store_disk_hits;
+  int64_t misses_absent;
+  int64_t misses_corrupt;
+  int64_t misses_foreign;
+  int64_t misses_differ;
+  int64_t misses_unreadable;
+  int64_t publishes;
+  double publish_ms;
+  int64_t publish_failures;
+  int64_t publish_drops;
+  int64_t store_evictions;
+  int64_t lock_waits;
+  double lock_wait_ms;
+  int64_t lock_timeouts;
+  int64_t warnings_suppressed;
 } tw_counters;
 
 TW_API tw_status tw_runtime_counters(const tw_runtime* runtime, tw_counters* counters);
+
+/* Ends compiles of this runtime that run or wait, with TW_CANCELLED. */
+TW_API tw_status tw_cancel_compiles(tw_runtime* runtime);
 
 /* Waits (at most a second) until entries being written to the store are on disk. */
 TW_API tw_status tw_flush(tw_runtime* runtime);

@@ -1,0 +1,116 @@
+// Uses libtilewright.so, opened at run time, and ends in the way that is asked for:
+//
+//   exit_program LIBRARY NVRTC CACHE_DIR dlclose|exit|thread|late|fork
+//
+// Silent, with exit status 0, where all goes well.
+#include <dlfcn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "tilewright/tilewright_c.h"
+
+namespace {
+
+struct Library {
+  void* handle = nullptr;
+  decltype(&::tw_options_init) options_init = nullptr;
+  decltype(&::tw_runtime_create) runtime_create = nullptr;
+  decltype(&::tw_prepare_text) prepare_text = nullptr;
+  decltype(&::tw_attention_destroy) attention_destroy = nullptr;
+  decltype(&::tw_runtime_destroy) runtime_destroy = nullptr;
+  decltype(&::tw_last_error) last_error = nullptr;
+};
+
+Library library;
+tw_runtime* runtime = nullptr;
+tw_attention* attention = nullptr;
+
+constexpr char kSpec[] = "fwd fp16 b=1 h=2 s=64 d=16";
+
+int Complain(const char* what, const char* why) {
+  std::fprintf(stderr, "%s: %s\n", what, why);
+  return 1;
+}
+
+template <typename Function>
+bool Resolve(const char* name, Function* function) {
+  *function = reinterpret_cast<Function>(dlsym(library.handle, name));
+  return *function != nullptr;
+}
+
+bool IsMapped(const char* path) {
+  std::FILE* const maps = std::fopen("/proc/self/maps", "r");
+  char line[4096];
+  bool found = false;
+  while (maps != nullptr && std::fgets(line, sizeof(line), maps) != nullptr) {
+    found = found || std::strstr(line, path) != nullptr;
+  }
+  if (maps != nullptr) std::fclose(maps);
+  return found;
+}
+
+void Destroy() {
+  // In the order that is less natural.
+  library.runtime_destroy(runtime);
+  library.attention_destroy(attention);
+}
+
+int ForkAndUse() {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    tw_attention* again = nullptr;
+    const tw_status status = library.prepare_text(runtime, kSpec, nullptr, &again);
+    if (status != TW_FAILED_PRECONDITION) std::exit(Complain("child", library.last_error()));
+    Destroy();
+    std::exit(0);  // with all that runs at an ordinary end
+  }
+  int status = 0;
+  if (waitpid(child, &status, 0) != child || status != 0) return Complain("child", "ended badly");
+  Destroy();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 5) return 2;
+  const char* const way = argv[4];
+  // Registered first, run last: after the destructors of the library's own statics.
+  if (std::strcmp(way, "late") == 0) std::atexit(Destroy);
+  library.handle = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
+  if (library.handle == nullptr) return Complain("dlopen", dlerror());
+  if (!Resolve("tw_options_init", &library.options_init) ||
+      !Resolve("tw_runtime_create", &library.runtime_create) ||
+      !Resolve("tw_prepare_text", &library.prepare_text) ||
+      !Resolve("tw_attention_destroy", &library.attention_destroy) ||
+      !Resolve("tw_runtime_destroy", &library.runtime_destroy) ||
+      !Resolve("tw_last_error", &library.last_error)) {
+    return Complain("dlsym", dlerror());
+  }
+  tw_options options;
+  library.options_init(&options, sizeof(options));
+  options.nvrtc_path = argv[2];
+  options.cache_dir = argv[3];
+  if (library.runtime_create(&options, &runtime) != TW_OK ||
+      library.prepare_text(runtime, kSpec, nullptr, &attention) != TW_OK) {
+    return Complain("prepare", library.last_error());
+  }
+  if (std::strcmp(way, "exit") == 0 || std::strcmp(way, "late") == 0) std::exit(0);
+  if (std::strcmp(way, "thread") == 0) {
+    std::thread([] { std::exit(0); }).join();
+  }
+  if (std::strcmp(way, "fork") == 0) return ForkAndUse();
+  if (std::strcmp(way, "dlclose") == 0) {
+    Destroy();
+    if (dlclose(library.handle) != 0) return Complain("dlclose", dlerror());
+    if (IsMapped(argv[1])) return Complain("dlclose", "the library is still mapped");
+    return 0;
+  }
+  return 2;
+}
