@@ -2,6 +2,7 @@
 #
 #   make demo        build the program and run attention on the arrays of a real model
 #   make check       build everything and run the tests (without those labelled slow)
+#   make check-warm  the tests that compile, twice on one store: cold, then warm
 #   make asan, tsan  the tests under sanitizers
 #   make gpu-bundle  gather the programs and the libraries that they need in build/gpu/, to be run
 #                    on a GPU machine that has nothing else installed
@@ -27,7 +28,7 @@ else
 with_cuda =
 endif
 
-.PHONY: demo check asan tsan gpu-bundle format tidy readme setup configure clean
+.PHONY: demo check check-warm nvrtc-versions asan tsan gpu-bundle format tidy readme setup configure clean
 
 setup:
 	@src/install_packages.sh
@@ -51,9 +52,39 @@ demo: configure
 	  TILEWRIGHT_CACHE_DIR=$(demo_store) $(call with_cuda,$(release)) $(release)/$(demo_command); \
 	done
 
-check: configure
+# Versions of NVRTC that the tests try beside the toolkit's, as FOLDER=WHEEL: the oldest that serves,
+# the last of CUDA 12, the newest. Without pip or a network they are left out.
+nvrtc_wheels := 12.4=nvidia-cuda-nvrtc-cu12==12.4.* 12.9=nvidia-cuda-nvrtc-cu12==12.9.* 13=nvidia-cuda-nvrtc==13.*
+
+nvrtc-versions:
+	@mkdir -p build/nvrtc
+	@for pair in $(nvrtc_wheels); do \
+	  folder=build/nvrtc/$${pair%%=*}; \
+	  [ ! -e $$folder ] || continue; \
+	  rm -rf build/nvrtc.part; \
+	  if python3 -m pip install -q --no-deps --no-input --disable-pip-version-check --root-user-action=ignore \
+	    --timeout 20 --retries 1 --target build/nvrtc.part "$${pair#*=}" > build/nvrtc.log 2>&1; then \
+	    mv build/nvrtc.part $$folder; \
+	  else \
+	    echo "NVRTC $${pair%%=*} is not tested: pip cannot install $${pair#*=} ($$(tail -n 1 build/nvrtc.log))"; \
+	  fi; \
+	done
+
+check: configure nvrtc-versions
 	@cmake --build --preset release --parallel $(JOBS)
 	@$(call with_cuda,$(release)) ctest --preset release --parallel $(JOBS)
+
+warm_store := $(CURDIR)/build/warm-store
+
+check-warm: configure nvrtc-versions
+	@cmake --build --preset release --parallel $(JOBS)
+	@rm -rf $(warm_store)
+	@for turn in cold warm; do \
+	  echo "The tests that compile, with a $$turn store"; \
+	  TILEWRIGHT_CACHE_DIR=$(warm_store) $(call with_cuda,$(release)) \
+	    ctest --preset release --parallel $(JOBS) --label-regex compile; \
+	done
+	@TILEWRIGHT_CACHE_DIR=$(warm_store) $(program) cache stats
 
 asan tsan: setup
 	@cmake --preset $@ $(configure_flags)
