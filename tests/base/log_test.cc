@@ -65,6 +65,17 @@ TEST(LogTest, OnceMeansOncePerKeyAndCountsTheRest) {
   EXPECT_EQ(logger.suppressed(), 1);
 }
 
+// R64: what differs from event to event, such as the name of a file, costs neither lines nor memory.
+TEST(LogTest, KeysWithoutEndAreBounded) {
+  Capture capture;
+  const Logger logger(LogLevel::kInfo, capture.Sink());
+  for (int i = 0; i < 5000; ++i) {
+    logger.EventOnce(LogLevel::kInfo, std::to_string(i), "event");
+  }
+  EXPECT_EQ(capture.lines.size(), Logger::kMaxOnceKeys);
+  EXPECT_EQ(logger.suppressed(), 5000 - static_cast<int64_t>(Logger::kMaxOnceKeys));
+}
+
 TEST(LogTest, OnceHoldsAmongThreads) {
   std::atomic<int> lines = 0;
   const Logger logger(LogLevel::kInfo, [&](LogLevel, std::string_view) { ++lines; });
