@@ -53,7 +53,10 @@ absl::Status WriteResults(const Flags& flags) {
   bench::ResultHeader header;
   header.topic = "gpu_tests";
   header.commit = flags.commit;
-  header.command = absl::StrCat("gpu_test --results ", flags.results, " --commit ", flags.commit);
+  const std::string family = OptionsFor("").family;
+  header.command =
+      absl::StrCat(family.empty() ? "" : absl::StrCat("TILEWRIGHT_FAMILY=", family, " "),
+                   "gpu_test --results ", flags.results, " --commit ", flags.commit);
   if (gpu.missing().empty()) {
     header.device = gpu.device().board.name;
     header.driver = bench::InstalledDriverVersion();
