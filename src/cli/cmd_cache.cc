@@ -11,18 +11,11 @@
 #include "absl/strings/str_format.h"
 #include "base/labelled_hash.h"
 #include "base/status_macros.h"
+#include "cli/cache_verbs.h"
 #include "cli/command.h"
 #include "cli/toolchain.h"
 
 namespace tilewright::cli {
-namespace {
-
-struct CacheOptions {
-  std::string key;
-  std::string out;
-  std::string section = "cubin";
-  bool yes = false;
-};
 
 std::string WhereText(const cache::StoreLocation& location) {
   if (location.directory.empty()) return absl::StrCat("memory (", location.why, ")");
@@ -75,7 +68,34 @@ absl::StatusOr<cache::EntryInfo> FindEntry(cache::ArtifactStore& store, const st
   return found.front();
 }
 
-int Stats(Toolchain& tools, const CacheOptions&, const Console& console) {
+absl::StatusOr<cache::DiskStore*> UserStore(Toolchain& tools) {
+  if (tools.disk() != nullptr) return tools.disk();
+  return absl::FailedPreconditionError(
+      absl::StrCat("there is no store on disk (", tools.location().why, ")"));
+}
+
+CLI::App* AddCacheVerb(CLI::App& cache, Chosen& chosen, const char* name, const char* help,
+                       const CacheVerb& verb) {
+  CLI::App* command = cache.add_subcommand(name, help);
+  command->callback([=, &chosen] {
+    chosen = [=](const Console& console) {
+      absl::StatusOr<std::unique_ptr<Toolchain>> tools = Toolchain::Open();
+      if (!tools.ok()) return console.Fail(absl::StrCat("cache ", name), tools.status());
+      return verb(**tools, console);
+    };
+  });
+  return command;
+}
+
+namespace {
+
+struct LookOptions {
+  std::string key;
+  std::string out;
+  std::string section = "cubin";
+};
+
+int Stats(Toolchain& tools, const LookOptions&, const Console& console) {
   const cache::StoreStats stats = tools.store().Stats();
   const cache::StoreLocation& location = tools.location();
   if (console.json) {
@@ -96,7 +116,7 @@ int Stats(Toolchain& tools, const CacheOptions&, const Console& console) {
   return kExitFine;
 }
 
-int Ls(Toolchain& tools, const CacheOptions&, const Console& console) {
+int Ls(Toolchain& tools, const LookOptions&, const Console& console) {
   const absl::StatusOr<std::vector<cache::EntryInfo>> entries = tools.store().List();
   if (!entries.ok()) return console.Fail("cache ls", entries.status());
   Json list = Json::array();
@@ -137,7 +157,7 @@ int Ls(Toolchain& tools, const CacheOptions&, const Console& console) {
   return unreadable == 0 ? kExitFine : kExitProblem;
 }
 
-int Show(Toolchain& tools, const CacheOptions& options, const Console& console) {
+int Show(Toolchain& tools, const LookOptions& options, const Console& console) {
   constexpr char kCommand[] = "cache show";
   const absl::StatusOr<cache::EntryInfo> info = FindEntry(tools.store(), options.key);
   if (!info.ok()) return console.Fail(kCommand, info.status());
@@ -188,7 +208,7 @@ int Show(Toolchain& tools, const CacheOptions& options, const Console& console) 
   return kExitFine;
 }
 
-int Extract(Toolchain& tools, const CacheOptions& options, const Console& console) {
+int Extract(Toolchain& tools, const LookOptions& options, const Console& console) {
   constexpr char kCommand[] = "cache extract";
   const absl::StatusOr<cache::EntryInfo> info = FindEntry(tools.store(), options.key);
   if (!info.ok()) return console.Fail(kCommand, info.status());
@@ -225,73 +245,35 @@ int Extract(Toolchain& tools, const CacheOptions& options, const Console& consol
   return kExitFine;
 }
 
-int Clear(Toolchain& tools, const CacheOptions& options, const Console& console) {
-  constexpr char kCommand[] = "cache clear";
-  const absl::StatusOr<std::vector<cache::EntryInfo>> entries = tools.store().List();
-  if (!entries.ok()) return console.Fail(kCommand, entries.status());
-  if (!options.yes) {
-    return console.Fail(kCommand,
-                        absl::InvalidArgumentError(absl::StrCat(
-                            "this removes ", entries->size(), " entries from ",
-                            WhereText(tools.location()), "; say --yes if that is meant")),
-                        kExitUsage);
-  }
-  int64_t removed = 0;
-  absl::Status failure;
-  for (const cache::EntryInfo& info : *entries) {
-    const absl::Status status = tools.store().Remove(info.digest, info.variant_hex);
-    if (status.ok()) {
-      ++removed;
-    } else {
-      failure.Update(status);
-    }
-  }
-  if (!failure.ok()) return console.Fail(kCommand, failure);
-  if (console.json) {
-    console.Print({{"command", kCommand},
-                   {"ok", true},
-                   {"directory", tools.location().directory},
-                   {"removed", removed}});
-  } else {
-    console.out << "removed " << removed << " entries from " << WhereText(tools.location()) << "\n";
-  }
-  return kExitFine;
-}
-
-using Verb = int (*)(Toolchain&, const CacheOptions&, const Console&);
-
-CLI::App* AddVerb(CLI::App& cache, Chosen& chosen, const char* name, const char* help, Verb verb,
-                  const std::shared_ptr<CacheOptions>& options) {
-  CLI::App* command = cache.add_subcommand(name, help);
-  command->callback([=, &chosen] {
-    chosen = [=](const Console& console) {
-      absl::StatusOr<std::unique_ptr<Toolchain>> tools = Toolchain::Open();
-      if (!tools.ok()) return console.Fail(absl::StrCat("cache ", name), tools.status());
-      return verb(**tools, *options, console);
-    };
-  });
-  return command;
-}
-
 }  // namespace
 
-void AddCacheCommand(CLI::App& app, Chosen& chosen) {
-  auto options = std::make_shared<CacheOptions>();
-  CLI::App* cache = app.add_subcommand("cache", "Look into the store of compiled kernels");
-  cache->require_subcommand(1);
-  AddVerb(*cache, chosen, "stats", "Where the store is and how much it holds", Stats, options);
-  AddVerb(*cache, chosen, "ls", "One line for each entry", Ls, options);
-  CLI::App* show = AddVerb(*cache, chosen, "show", "What one entry is and what its key is made of",
-                           Show, options);
+void AddCacheLookVerbs(CLI::App& cache, Chosen& chosen) {
+  auto options = std::make_shared<LookOptions>();
+  const auto add = [&](const char* name, const char* help,
+                       int (*verb)(Toolchain&, const LookOptions&, const Console&)) {
+    return AddCacheVerb(cache, chosen, name, help,
+                        [options, verb](Toolchain& tools, const Console& console) {
+                          return verb(tools, *options, console);
+                        });
+  };
+  add("stats", "Where the store is and how much it holds", Stats);
+  add("ls", "One line for each entry", Ls);
+  CLI::App* show = add("show", "What one entry is and what its key is made of", Show);
   show->add_option("KEY", options->key, "The key, or its first digits")->required();
-  CLI::App* extract =
-      AddVerb(*cache, chosen, "extract", "Write a part of one entry to a file", Extract, options);
+  CLI::App* extract = add("extract", "Write a part of one entry to a file", Extract);
   extract->add_option("KEY", options->key, "The key, or its first digits")->required();
   extract->add_option("--section", options->section, "cubin, source, headers, log or facts")
       ->capture_default_str();
   extract->add_option("--out", options->out, "The file (default: the key's first digits)");
-  CLI::App* clear = AddVerb(*cache, chosen, "clear", "Remove every entry", Clear, options);
-  clear->add_flag("--yes", options->yes, "Do it");
+}
+
+void AddCacheCommand(CLI::App& app, Chosen& chosen) {
+  CLI::App* cache = app.add_subcommand("cache", "The store of compiled kernels");
+  cache->require_subcommand(1);
+  AddCacheLookVerbs(*cache, chosen);
+  AddCacheCheckVerbs(*cache, chosen);
+  AddCacheCleanVerbs(*cache, chosen);
+  AddCachePackVerbs(*cache, chosen);
 }
 
 }  // namespace tilewright::cli

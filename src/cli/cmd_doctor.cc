@@ -1,6 +1,4 @@
 // tilewright doctor: what was found on this machine, where, what is wrong and how to mend it.
-#include <sys/statfs.h>
-
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -113,35 +111,61 @@ void ExamineCompiler(const Toolchain& tools, Report& report) {
   report.Line("", absl::StrCat("targets sm_", absl::StrJoin(*archs, " sm_")));
 }
 
-// Names of the file systems that behave in ways worth knowing.
-std::string FileSystemName(const std::string& directory, bool& is_network) {
-  is_network = false;
-  std::filesystem::path path(directory);
-  std::error_code error;
-  while (!path.empty() && !std::filesystem::exists(path, error) && path != path.parent_path()) {
-    path = path.parent_path();
+// Where the user's store lies and who can write there.
+void ExamineDirectory(Toolchain& tools, Json& store, Report& report) {
+  const cache::StoreLocation& location = tools.location();
+  const absl::StatusOr<cache::DirectoryFacts> facts =
+      tools.disk() == nullptr ? absl::UnavailableError("not open") : tools.disk()->Describe();
+  if (!facts.ok()) {
+    store["trust"] = "refused";
+    report.Line("store", absl::StrCat(location.directory, " (", location.why, ")"));
+    report.findings.push_back(
+        {true, absl::StrCat("the store has become unusable: ", facts.status().message()),
+         "make it a directory that only you can write"});
+    return;
   }
-  struct statfs info {};
-  if (statfs(path.c_str(), &info) != 0) return "unknown";
-  struct Name {
-    uint32_t magic;
-    const char* name;
-    bool network;
-  };
-  constexpr Name kNames[] = {
-      {0xef53, "ext", false},       {0x58465342, "xfs", false},     {0x9123683e, "btrfs", false},
-      {0x01021994, "tmpfs", false}, {0x6969, "nfs", true},          {0xff534d42, "cifs", true},
-      {0xfe534d42, "smb2", true},   {0x794c7630, "overlay", false}, {0x2fc12fc1, "zfs", false},
-      {0x0bd00bd0, "lustre", true}, {0x47504653, "gpfs", true},     {0x65735546, "fuse", true},
-      {0x01021997, "9p", true},
-  };
-  const auto magic = static_cast<uint32_t>(info.f_type);
-  for (const Name& name : kNames) {
-    if (name.magic != magic) continue;
-    is_network = name.network;
-    return name.name;
+  // What can be written by others was refused when it was opened.
+  const bool shared = tools.options().cache_group_shared;
+  const std::string mode = absl::StrFormat("%04o", facts->mode);
+  store["trust"] = shared ? "group" : "private";
+  store["owner"] = facts->owner;
+  store["mode"] = mode;
+  store["file_system"] = facts->file_system;
+  store["network"] = facts->network;
+  store["free_bytes"] = facts->free_bytes;
+  report.Line("store",
+              absl::StrCat(location.directory, " (", location.why, "), ", facts->file_system));
+  report.Line("", absl::StrCat(shared ? "shared with a group" : "only this user can write",
+                               ": owner ", facts->owner, ", mode ", mode));
+  if (shared) {
+    report.findings.push_back(
+        {false, "the store is shared: whoever can write there can run code on your GPU",
+         "nothing, if you trust the group; else unset TILEWRIGHT_CACHE_SHARED"});
   }
-  return absl::StrFormat("type %#x", magic);
+  if (facts->network) {
+    report.findings.push_back({false,
+                               absl::StrCat("the store lies on ", facts->file_system,
+                                            ", where locks may not reach other hosts"),
+                               "nothing: a kernel may be compiled twice, never wrongly"});
+  }
+}
+
+void ExaminePacks(const Toolchain& tools, Report& report) {
+  Json packs = Json::array();
+  for (const cache::PackState& pack : tools.packs()) {
+    Json row = {{"path", pack.place}, {"sha256", pack.sha256}, {"used", pack.refused.empty()}};
+    if (!pack.refused.empty()) row["refused"] = pack.refused;
+    packs.push_back(row);
+    report.Line("pack", absl::StrCat(pack.place, pack.refused.empty() ? "" : " (refused)",
+                                     pack.sha256.empty() ? "" : ", sha256 ", pack.sha256));
+    if (!pack.refused.empty()) {
+      report.findings.push_back(
+          {true, absl::StrCat("a pack is not used: ", pack.refused),
+           "correct TILEWRIGHT_CACHE_PACKS or TILEWRIGHT_PACK_SHA256, or make "
+           "the pack again with tilewright cache export"});
+    }
+  }
+  report.json["packs"] = packs;
 }
 
 void ExamineStore(Toolchain& tools, Report& report) {
@@ -157,16 +181,7 @@ void ExamineStore(Toolchain& tools, Report& report) {
            "name a directory that only you can write with TILEWRIGHT_CACHE_DIR"});
     }
   } else {
-    bool is_network = false;
-    const std::string type = FileSystemName(location.directory, is_network);
-    store["file_system"] = type;
-    report.Line("store", absl::StrCat(location.directory, " (", location.why, "), ", type));
-    if (is_network) {
-      report.findings.push_back(
-          {false,
-           absl::StrCat("the store lies on ", type, ", where locks may not reach other hosts"),
-           "nothing: a kernel may be compiled twice, never wrongly"});
-    }
+    ExamineDirectory(tools, store, report);
   }
   store["entries"] = stats.entries;
   store["bytes"] = stats.bytes;
@@ -176,7 +191,7 @@ void ExamineStore(Toolchain& tools, Report& report) {
     report.findings.push_back({true,
                                absl::StrCat(stats.corrupt, " corrupt and ", stats.foreign,
                                             " foreign entries in the store"),
-                               "tilewright cache clear --yes"});
+                               "tilewright cache verify"});
   }
   report.json["store"] = store;
 }
@@ -212,6 +227,7 @@ int Doctor(const DoctorOptions& options, const Console& console) {
   if (tools.ok()) {
     ExamineCompiler(**tools, report);
     ExamineStore(**tools, report);
+    ExaminePacks(**tools, report);
   } else {
     report.findings.push_back(
         {true, std::string(tools.status().message()), "correct or unset the variable"});

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "arch/arch_traits.h"
@@ -32,6 +33,9 @@ class Toolchain {
   const emit::TemplateBundle& bundle() const { return *bundle_; }
   cache::ArtifactStore& store() { return *store_.store; }
   const cache::StoreLocation& location() const { return store_.location; }
+  // The user's store on disk; nullptr when there is none.
+  cache::DiskStore* disk() { return store_.disk; }
+  const std::vector<cache::PackState>& packs() const { return store_.packs; }
   const compile::NvrtcCompiler& compiler() const { return *compiler_; }
   build::KernelBuilder& builder() { return *builder_; }
 
