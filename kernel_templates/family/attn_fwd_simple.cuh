@@ -2,10 +2,7 @@
 // serves every spec on every architecture, and the oracle of the other families on the GPU.
 //
 // Work      A block of kWarps warps owns kBlockM = kWarps * kRowsPerWarp query rows of one (batch,
-//           head); each warp owns kRowsPerWarp of them from the scores to the output. Blocks walk
-//           the tiles with the stride of the grid. Rows are the fastest index, so that blocks that
-//           run together share K and V in L2, and the last rows come first: under a causal mask
-//           these have the most keys, and the light tiles are left to fill the end of the grid.
+//           head); each warp owns kRowsPerWarp of them from the scores to the output.
 // Roles     For scores a lane is a key (kBlockN = 32), for the output a lane is the columns lane,
 //           lane + 32, ...; weights travel between the two by shuffle.
 // Softmax   Online, in natural logarithms with accurate exp; everything is fp32.
@@ -26,6 +23,7 @@
 #include "core/math.cuh"
 #include "core/online_softmax.cuh"
 #include "core/problem.cuh"
+#include "core/tile_walk.cuh"
 #include "core/warp_reduce.cuh"
 #include "policy/dropout.cuh"
 #include "policy/kv_rows.cuh"
@@ -285,15 +283,9 @@ __device__ void Run(const Params& params) {
                 "where a lane's columns lie must not depend on the panel");
   extern __shared__ __align__(16) u8 shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
-  const i64 m_tiles = CeilDiv(SeqlenQ<Config>(params), Config::kBlockM);
-  const i64 tiles = Batch<Config>(params) * params.core.heads_q * m_tiles;
-  for (i64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const i64 bh = tile / m_tiles;
-    const i64 q_begin = (m_tiles - 1 - tile % m_tiles) * Config::kBlockM;
-    const Problem problem =
-        MakeProblem<Config>(bh / params.core.heads_q, bh % params.core.heads_q, params);
-    if (q_begin < problem.seqlen_q) AttendTile<Config>(shared, problem, q_begin, params);
-  }
+  WalkTiles<Config>(params, [&](const Problem& problem, i64 q_begin) {
+    AttendTile<Config>(shared, problem, q_begin, params);
+  });
 }
 
 }  // namespace fwd_simple

@@ -23,10 +23,12 @@
 #define TILEWRIGHT_FAMILY_ATTN_FWD_SM80_CUH_
 
 #include "abi/attn_fwd_params.h"
+#include "core/concepts.cuh"
 #include "core/convert.cuh"
 #include "core/math.cuh"
 #include "core/online_softmax.cuh"
 #include "core/problem.cuh"
+#include "core/tile_walk.cuh"
 #include "core/warp_reduce.cuh"
 #include "policy/dropout.cuh"
 #include "policy/kv_rows.cuh"
@@ -677,20 +679,17 @@ __device__ __forceinline__ void AttendTile(SharedStorage<Config>& shared, const 
 
 template <class Config, class Params>
 __device__ __forceinline__ void Run(const Params& params) {
+  static_assert(MaskPolicy<typename Config::Mask, Params>);
+  static_assert(ScorePolicy<typename Config::Score, Params>);
+  static_assert(KvRowsPolicy<typename Config::KvRows, Params>);
   static_assert(Config::kBlockM == Config::kWarps * Config::kRowsPerWarp);
   static_assert(Config::kRowsPerWarp == 16 || Config::kRowsPerWarp == 32);
   static_assert(Config::kBlockN % 16 == 0);
   extern __shared__ __align__(16) u8 shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
-  const i64 m_tiles = CeilDiv(SeqlenQ<Config>(params), Config::kBlockM);
-  const i64 tiles = Batch<Config>(params) * params.core.heads_q * m_tiles;
-  for (i64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const i64 bh = tile / m_tiles;
-    const i64 q_begin = (m_tiles - 1 - tile % m_tiles) * Config::kBlockM;
-    const Problem problem =
-        MakeProblem<Config>(bh / params.core.heads_q, bh % params.core.heads_q, params);
-    if (q_begin < problem.seqlen_q) AttendTile<Config>(shared, problem, q_begin, params);
-  }
+  WalkTiles<Config>(params, [&](const Problem& problem, i64 q_begin) {
+    AttendTile<Config>(shared, problem, q_begin, params);
+  });
 }
 
 }  // namespace fwd_sm80

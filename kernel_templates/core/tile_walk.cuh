@@ -1,0 +1,32 @@
+// The walk of a grid over the tiles of query rows of all (batch, head): how forward families share
+// the work among their blocks.
+#ifndef TILEWRIGHT_CORE_TILE_WALK_CUH_
+#define TILEWRIGHT_CORE_TILE_WALK_CUH_
+
+#include "core/math.cuh"
+#include "core/problem.cuh"
+
+namespace tilewright {
+
+// Calls attend(problem, q_begin) for the tiles of Config::kBlockM rows that are this block's: those
+// from blockIdx.x on, with the stride of the grid, for there may be more tiles than a grid holds.
+// Tiles of one (batch, head) are neighbours, so that blocks that run together share K and V in L2,
+// and its last rows come first: under a causal mask these have the most keys, and the light tiles
+// are left to fill the end of the grid.
+template <class Config, class Params, class Attend>
+__device__ __forceinline__ void WalkTiles(const Params& params, const Attend& attend) {
+  const i64 m_tiles = CeilDiv(SeqlenQ<Config>(params), Config::kBlockM);
+  const i64 tiles = Batch<Config>(params) * params.core.heads_q * m_tiles;
+  for (i64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const i64 bh = tile / m_tiles;
+    const i64 q_begin = (m_tiles - 1 - tile % m_tiles) * Config::kBlockM;
+    const Problem problem =
+        MakeProblem<Config>(bh / params.core.heads_q, bh % params.core.heads_q, params);
+    // Shorter sequences than the longest have fewer tiles.
+    if (q_begin < problem.seqlen_q) attend(problem, q_begin);
+  }
+}
+
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_CORE_TILE_WALK_CUH_
