@@ -128,7 +128,7 @@ absl::StatusOr<std::shared_ptr<const LoadedKernel>> LoadedKernel::Load(
 LoadedKernel::~LoadedKernel() {
   // The result is not looked at: at process exit the driver or the context may be gone, which is
   // also when there is nothing left to free.
-  if (library_ == nullptr) return;
+  if (library_ == nullptr || captured_.load(std::memory_order_relaxed)) return;
   const RelaxedCaptureMode relaxed(*api_);
   api_->cuLibraryUnload(library_);
 }
@@ -150,6 +150,14 @@ absl::Status LoadedKernel::Launch(const LaunchConfig& config, const void* params
         absl::StrCat("the context of device ", device_ordinal_,
                      " that the kernel was loaded for is gone, and this thread's current context "
                      "is a later one at its address: Prepare the spec again"));
+  }
+  // The legacy stream (null) cannot be captured. Asking leaves a capture as it is.
+  if (stream != nullptr && !captured_.load(std::memory_order_relaxed)) {
+    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (api_->cuStreamIsCapturing(stream, &capture) == CUDA_SUCCESS &&
+        capture != CU_STREAM_CAPTURE_STATUS_NONE) {
+      captured_.store(true, std::memory_order_relaxed);
+    }
   }
   CUlaunchConfig launch = {};
   launch.gridDimX = config.grid;

@@ -2,6 +2,7 @@
 #ifndef TILEWRIGHT_DEVICE_MODULE_H_
 #define TILEWRIGHT_DEVICE_MODULE_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -25,7 +26,10 @@ struct LoadOptions {
 };
 
 // Owns a CUlibrary and its one kernel. Immutable after Load, shared between the memory cache and
-// running callers. Unloading tolerates a driver that is shutting down.
+// running callers: it is unloaded when the last of them lets go, so never while one launches.
+// Unloading tolerates a driver that is shutting down and a capture under way, and does not happen
+// to a kernel that was launched into a capture: a graph may hold it, and nobody tells us for how
+// long.
 class LoadedKernel {
  public:
   // Loads fully: the kernel is resolved, forced into the given context and its attributes set on
@@ -52,7 +56,8 @@ class LoadedKernel {
   };
   // `params` are the bytes of the kernel's one by-value parameter. FailedPrecondition when the
   // calling thread's current context is not the one loaded for; Internal with the driver's error
-  // otherwise. No allocation, no lock.
+  // otherwise. No allocation, no lock. Where `stream` is being captured the kernel is kept loaded
+  // for good.
   absl::Status Launch(const LaunchConfig& config, const void* params, StreamHandle stream) const;
 
  private:
@@ -64,6 +69,7 @@ class LoadedKernel {
   CUlib_st* library_ = nullptr;
   CUkern_st* kernel_ = nullptr;
   CUfunc_st* function_ = nullptr;  // of the context
+  mutable std::atomic<bool> captured_ = false;
 };
 
 }  // namespace tilewright::device

@@ -110,7 +110,7 @@ int64_t ResidentBytes() {
 // R38
 TEST_F(LifetimeTest, TenThousandShapesKeepMemoryAndModulesBounded) {
   const auto runtime = Make(StandInOptions(), {.kernels = 4, .specs = 64});
-  int64_t before = 0;
+  [[maybe_unused]] int64_t before = 0;  // sanitizers keep memory of their own
   for (int64_t i = 0; i < 10'000; ++i) {
     AttentionSpec spec = SpecOfDim(8 * (1 + i % 6));
     spec.seqlen_kv = 1 + i;
@@ -157,6 +157,28 @@ TEST_F(LifetimeTest, SixtyFourThreadsPrepareRunAndEvict) {
   EXPECT_EQ(failures, 0);
   EXPECT_LE(driver_.live_libraries(), 3);
   EXPECT_GT(runtime->counters().evictions, 0);
+}
+
+// R38: a graph outlives handles, evictions and runtimes.
+TEST_F(LifetimeTest, AKernelThatWasCapturedIsNeverUnloaded) {
+  const auto stream = FakePointer<CUstream_st>(99);
+  auto runtime = Make(StandInOptions(), {.kernels = 1, .specs = 4});
+  const auto run = [&](int64_t dim, Stream on) {
+    const auto prepared = runtime->Prepare(SpecOfDim(dim), on);
+    ASSERT_TRUE(prepared.ok()) << prepared.status();
+    ASSERT_TRUE(runtime->Run(*prepared, DenseArgs(SpecOfDim(dim)), on).ok());
+  };
+  run(16, stream);
+  driver_.SetCapturing(stream, true);
+  run(16, stream);
+  driver_.SetCapturing(stream, false);
+  run(24, stream);  // evicts the captured one, which stays
+  EXPECT_EQ(runtime->counters().evictions, 1);
+  EXPECT_EQ(driver_.live_libraries(), 2);
+  run(32, stream);  // evicts one that no graph holds
+  EXPECT_EQ(driver_.live_libraries(), 2);
+  runtime.reset();
+  EXPECT_EQ(driver_.live_libraries(), 1);
 }
 
 // R39: at exit, and after its context was destroyed, the driver refuses everything.

@@ -17,7 +17,8 @@
 // Graph capture: Run is safe in a stream capture. Prepare during a capture serves what is already
 // in memory and otherwise refuses with FailedPrecondition without touching the stream. It sees a
 // capture on the stream it is given, and one that the legacy default stream depends on; of a
-// capture on another non-blocking stream the driver tells it nothing, so give it the stream.
+// capture on another non-blocking stream the driver tells it nothing, so give it the stream. A
+// kernel that was launched into a capture stays loaded until the process ends, for its graph.
 //
 // Fork: a Runtime made before a fork refuses to work in the child (FailedPrecondition), because
 // neither the driver nor its threads live there. Make another one.
