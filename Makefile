@@ -62,7 +62,7 @@ nvrtc-versions:
 	  folder=build/nvrtc/$${pair%%=*}; \
 	  [ ! -e $$folder ] || continue; \
 	  rm -rf build/nvrtc.part; \
-	  if python3 -m pip install -q --no-deps --no-input --disable-pip-version-check --root-user-action=ignore \
+	  if python3 -m pip install -q --no-deps --no-input --disable-pip-version-check \
 	    --timeout 20 --retries 1 --target build/nvrtc.part "$${pair#*=}" > build/nvrtc.log 2>&1; then \
 	    mv build/nvrtc.part $$folder; \
 	  else \
