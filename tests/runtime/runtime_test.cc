@@ -99,6 +99,8 @@ TEST(RuntimeCreateTest, RefusesOptionsThatContradictEachOther) {
               HasSubstr("device_ordinal = -1: must be >= 0"));
   EXPECT_THAT(message_of([](RuntimeOptions* o) { o->compile_threads = -2; }),
               HasSubstr("compile_threads = -2"));
+  EXPECT_THAT(message_of([](RuntimeOptions* o) { o->compile_timeout_ms = -5; }),
+              HasSubstr("compile_timeout_ms = -5"));
   EXPECT_THAT(message_of([](RuntimeOptions* o) { o->lock_timeout_ms = -1; }),
               HasSubstr("lock_timeout_ms = -1"));
   EXPECT_THAT(message_of([](RuntimeOptions* o) { o->cache_max_bytes = -1; }),
