@@ -38,8 +38,12 @@ AttentionSpec SpecNumber(int number) {
 }
 
 plan::KernelPlan PlanOf(const AttentionSpec& spec) {
-  const auto decision =
-      plan::Best({spec, *arch::FindArchTraits("sm_90a"), *arch::DefaultBoardProfile("sm_90a")});
+  const auto traits = arch::FindArchTraits("sm_90a");
+  const auto board = arch::DefaultBoardProfile("sm_90a");
+  EXPECT_TRUE(traits.ok() && board.ok());
+  // The family that compiles quickest.
+  const auto decision = plan::Best(
+      {.spec = spec, .traits = *traits, .board = *board, .family = plan::Family::kFwdSimple});
   EXPECT_TRUE(decision.ok()) << decision.status();
   return decision->plan;
 }
