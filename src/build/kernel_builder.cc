@@ -183,11 +183,9 @@ std::optional<BuiltKernel> KernelBuilder::Impl::FromStore(const KernelRequest& r
 void KernelBuilder::Impl::AppendNearest(const KernelRequest& request,
                                         const std::optional<std::string>& variant,
                                         std::string* reason) {
-  const std::optional<NearestEntry> nearest = FindNearest(
+  const std::string nearest = DescribeNearest(
       *store, {request.manifest.manifest(), variant, request.source.text}, kMostEntriesCompared);
-  if (!nearest.has_value() || !IsSameKernel(nearest->differences)) return;
-  absl::StrAppend(reason, "; entry ", nearest->info.digest.ToHex().substr(0, 12), " differs in ",
-                  DescribeDifferences(nearest->differences));
+  if (!nearest.empty()) absl::StrAppend(reason, "; ", nearest);
 }
 
 absl::StatusOr<SharedKernel> KernelBuilder::Impl::CompileAndPublish(

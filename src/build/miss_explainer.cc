@@ -150,4 +150,13 @@ bool IsSameKernel(absl::Span<const FieldDifference> differences) {
                       });
 }
 
+std::string DescribeNearest(cache::ArtifactStore& store, const KernelIdentity& wanted,
+                            size_t limit) {
+  const std::optional<NearestEntry> nearest = FindNearest(store, wanted, limit);
+  if (!nearest.has_value() || !IsSameKernel(nearest->differences)) return "";
+  constexpr size_t kKeyDigits = 12;
+  return absl::StrCat("entry ", nearest->info.digest.ToHex().substr(0, kKeyDigits), " differs in ",
+                      DescribeDifferences(nearest->differences));
+}
+
 }  // namespace tilewright::build

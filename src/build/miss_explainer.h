@@ -54,6 +54,11 @@ struct NearestEntry {
 std::optional<NearestEntry> FindNearest(cache::ArtifactStore& store, const KernelIdentity& wanted,
                                         size_t limit = 0);
 
+// "entry 0123456789ab differs in ..." of the nearest entry of the same kernel and target; empty
+// when there is none.
+std::string DescribeNearest(cache::ArtifactStore& store, const KernelIdentity& wanted,
+                            size_t limit = 0);
+
 // Whether two kernels of this difference have the same name and differ in how they are made only.
 bool IsSameKernel(absl::Span<const FieldDifference> differences);
 

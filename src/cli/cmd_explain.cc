@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/text.h"
+#include "build/miss_explainer.h"
 #include "cli/attention_run.h"
 #include "cli/command.h"
 #include "cli/roofline.h"
@@ -43,7 +44,17 @@ StoreState LookUp(Toolchain& tools, const AttentionSpec& spec, const plan::Kerne
     state.state = "stored";
     state.binary = std::move(built->binary);
   } else if (absl::IsFailedPrecondition(built.status())) {
-    state.state = "not stored; tilewright compile would";
+    const absl::StatusOr<compile::CompilerIdentity> compiler = tools.compiler().Identity();
+    std::optional<std::string> variant;
+    if (compiler.ok()) variant = compiler->id;
+    const std::string& manifest = request->manifest.manifest();
+    const absl::StatusOr<cache::EntryPtr> found =
+        tools.store().Get({request->key, variant}, manifest);
+    std::string reason = found.ok() ? "refused" : std::string(found.status().message());
+    const std::string nearest =
+        build::DescribeNearest(tools.store(), {manifest, variant, request->source.text});
+    if (!nearest.empty()) absl::StrAppend(&reason, "; ", nearest);
+    state.state = absl::StrCat("not stored (", reason, "); tilewright compile would");
   } else {
     state.state = std::string(built.status().message());
   }

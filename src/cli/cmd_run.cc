@@ -155,10 +155,9 @@ absl::Status RunOnGpu(GpuSession& session, HostProblem& problem, const RuntimeOp
   report.counters = session.runtime().counters();
   TILEWRIGHT_ASSIGN_OR_RETURN(const std::optional<plan::Family> family,
                               plan::ParseFamily(options.family));
-  TILEWRIGHT_ASSIGN_OR_RETURN(
-      report.gpu_decision,
-      plan::Best({problem.spec(), session.device().traits, session.device().board,
-                  options.allow_fallback, family}));
+  TILEWRIGHT_ASSIGN_OR_RETURN(report.gpu_decision,
+                              plan::Best({problem.spec(), session.device().traits,
+                                          session.device().board, options.allow_fallback, family}));
   if (!report.gpu->bitwise_equal) {
     report.ok = false;
     report.check_note = "two launches of the same kernel gave different bytes";
@@ -285,6 +284,7 @@ void PrintText(const RunReport& report, const RunOptions& options, const StageCl
                        "%s %.16s..., %d registers, %d bytes spilled, compiled in %.0f ms",
                        kernel.origin == "store" ? "from the store" : "compiled", kernel.key,
                        kernel.usage.registers, kernel.usage.spill_store_bytes, kernel.compile_ms));
+    if (!kernel.miss_reason.empty()) line("miss", kernel.miss_reason);
   }
   if (report.gpu.has_value()) {
     // The spec on a line of its own, then lines of this form: plan, why, kernel, ...

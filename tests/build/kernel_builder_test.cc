@@ -112,6 +112,31 @@ class KernelBuilderTest : public testing::Test {
   cache::MemoryStore store_{0};
 };
 
+// R10
+TEST_F(KernelBuilderTest, AMissNamesTheFieldThatDiffersFromTheNearestEntry) {
+  const AttentionSpec spec = SmallSpec();
+  {
+    const auto builder = MakeBuilder({.lineinfo = true});
+    ASSERT_TRUE(builder->Build(spec, PlanOf(spec)).ok());
+    ASSERT_TRUE(builder->Flush(10000));
+  }
+  const auto silent = MakeBuilder({.frozen = true});
+  EXPECT_THAT(std::string(silent->Build(spec, PlanOf(spec)).status().message()),
+              HasSubstr("(absent; key "));
+  const auto builder = MakeBuilder({.explain_misses = true});
+  const auto built = builder->Build(spec, PlanOf(spec));
+  ASSERT_TRUE(built.ok()) << built.status();
+  EXPECT_THAT(built->miss_reason,
+              HasSubstr("differs in options (wanted nothing, stored -lineinfo)"));
+  EXPECT_THAT(lines_.Of("store_miss").back(), HasSubstr("differs in options"));
+  // Another kernel is no explanation.
+  AttentionSpec other = spec;
+  other.causal = true;
+  const auto another = builder->Build(spec::Canonicalise(other), PlanOf(spec::Canonicalise(other)));
+  ASSERT_TRUE(another.ok());
+  EXPECT_EQ(another->miss_reason, "absent");
+}
+
 TEST_F(KernelBuilderTest, CompilesOnceAndServesFromTheStoreAfterwards) {
   const AttentionSpec spec = SmallSpec();
   {

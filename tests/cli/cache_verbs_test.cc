@@ -175,6 +175,9 @@ TEST_F(CacheVerbsTest, ExplainNamesTheFieldOfAMiss) {
     EXPECT_THAT(Fields(missed.json()), ::testing::ElementsAre("options"));
     EXPECT_EQ(missed.json()["differs"][0]["wanted"], "-lineinfo");
     EXPECT_EQ(missed.json()["against"]["key"], stored.json()["key"]);
+    const Json top = Invoke({"explain", kSpecs[0], "--json"}).json();
+    EXPECT_THAT(top["store"]["state"].get<std::string>(),
+                HasSubstr("differs in options (wanted -lineinfo"));
   }
   {
     const std::filesystem::path templates = folder_.path("templates");
