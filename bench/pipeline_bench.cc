@@ -202,6 +202,7 @@ class CallRecorder {
 #undef TILEWRIGHT_RECORD
     table_.cuCtxGetCurrent = GetCurrent;
     table_.cuCtxGetId = GetId;
+    table_.cuStreamIsCapturing = IsCapturing;
     table_.cuLaunchKernelEx = Launch;
   }
 
@@ -209,7 +210,7 @@ class CallRecorder {
 
   // From here on, calls are counted and the launch is kept, whose parameters are `bytes` long.
   void Start(size_t bytes) {
-    get_current_ = get_id_ = launches_ = others_ = 0;
+    get_current_ = get_id_ = is_capturing_ = launches_ = others_ = 0;
     params_.assign(bytes, std::byte{0});
     recording_ = true;
   }
@@ -217,6 +218,7 @@ class CallRecorder {
 
   int get_current() const { return get_current_; }
   int get_id() const { return get_id_; }
+  int is_capturing() const { return is_capturing_; }
   int launches() const { return launches_; }
   int others() const { return others_; }
 
@@ -226,6 +228,10 @@ class CallRecorder {
     for (int n = 0; n < get_current_; ++n) real_->cuCtxGetCurrent(&context);
     unsigned long long id = 0;
     for (int n = 0; n < get_id_; ++n) real_->cuCtxGetId(context, &id);
+    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+    for (int n = 0; n < is_capturing_; ++n) {
+      real_->cuStreamIsCapturing(config_.hStream, &capture);
+    }
     void* arguments[] = {params_.data()};
     const CUresult result = real_->cuLaunchKernelEx(&config_, function_, arguments, nullptr);
     return real_->Check(result, "cuLaunchKernelEx", __FILE__, __LINE__);
@@ -252,6 +258,11 @@ class CallRecorder {
     return real_->cuCtxGetId(context, id);
   }
 
+  static CUresult IsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
+    if (recording_) ++is_capturing_;
+    return real_->cuStreamIsCapturing(stream, status);
+  }
+
   static CUresult Launch(const CUlaunchConfig* config, CUfunction function, void** arguments,
                          void** extra) {
     if (recording_ && arguments != nullptr) {
@@ -272,6 +283,7 @@ class CallRecorder {
   static inline bool recording_ = false;
   static inline int get_current_ = 0;
   static inline int get_id_ = 0;
+  static inline int is_capturing_ = 0;
   static inline int launches_ = 0;
   static inline int others_ = 0;
   static inline CUlaunchConfig config_ = {};
@@ -323,12 +335,13 @@ absl::StatusOr<Json> MeasureRun(const std::string& cache_dir, const AttentionSpe
       if (round >= 0) (through ? through_us : bare_us).push_back(us);
     }
   }
-  Json result = {
-      {"run_us", Median(through_us)},
-      {"driver_us", Median(bare_us)},
-      {"driver_calls", absl::StrCat(recorder.get_current(), " cuCtxGetCurrent, ", recorder.get_id(),
-                                    " cuCtxGetId, ", recorder.launches(), " cuLaunchKernelEx")},
-      {"plan", prepared.state()->decision.plan.ToString()}};
+  Json result = {{"run_us", Median(through_us)},
+                 {"driver_us", Median(bare_us)},
+                 {"driver_calls",
+                  absl::StrCat(recorder.get_current(), " cuCtxGetCurrent, ", recorder.get_id(),
+                               " cuCtxGetId, ", recorder.is_capturing(), " cuStreamIsCapturing, ",
+                               recorder.launches(), " cuLaunchKernelEx")},
+                 {"plan", prepared.state()->decision.plan.ToString()}};
   return result;
 }
 
