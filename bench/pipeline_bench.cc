@@ -527,10 +527,10 @@ absl::Status Write(const Flags& flags, const std::vector<Json>& rows) {
   header.commit = flags.commit;
   const auto environment = RuntimeOptions::FromEnvironment();
   const std::string family = environment.ok() ? environment->family : "";
-  header.command =
-      absl::StrCat(family.empty() ? "" : absl::StrCat("TILEWRIGHT_FAMILY=", family, " "),
-                   "pipeline_bench --repeats ", flags.repeats, " --results ", flags.results,
-                   " --commit ", flags.commit);
+  header.command = absl::StrCat(
+      family.empty() ? "" : absl::StrCat("TILEWRIGHT_FAMILY=", family, " "),
+      "pipeline_bench --repeats ", flags.repeats, " --results ",
+      std::filesystem::path(flags.results).filename().string(), " --commit ", flags.commit);
   const auto devices = device::DeviceManager::Create();
   if (devices.ok() && !(*devices)->devices().empty()) {
     header.device = (*devices)->devices()[0].board.name;

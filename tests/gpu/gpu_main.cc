@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -54,9 +55,9 @@ absl::Status WriteResults(const Flags& flags) {
   header.topic = "gpu_tests";
   header.commit = flags.commit;
   const std::string family = OptionsFor("").family;
-  header.command =
-      absl::StrCat(family.empty() ? "" : absl::StrCat("TILEWRIGHT_FAMILY=", family, " "),
-                   "gpu_test --results ", flags.results, " --commit ", flags.commit);
+  header.command = absl::StrCat(
+      family.empty() ? "" : absl::StrCat("TILEWRIGHT_FAMILY=", family, " "), "gpu_test --results ",
+      std::filesystem::path(flags.results).filename().string(), " --commit ", flags.commit);
   if (gpu.missing().empty()) {
     header.device = gpu.device().board.name;
     header.driver = bench::InstalledDriverVersion();
