@@ -61,6 +61,7 @@ struct RunReport {
   RuntimeCounters counters;
   std::optional<int64_t> sampled_rows;  // the host computed only these
   std::optional<Accuracy> accuracy;
+  std::optional<Expectation> against_simple;  // a snippet's result
   std::string check_note;
   std::optional<Expectation> expectation;
   bool ok = true;
@@ -146,18 +147,68 @@ absl::Status RunOnHost(const RunOptions& options, HostProblem& problem, StageClo
   return absl::OkStatus();
 }
 
-absl::Status RunOnGpu(GpuSession& session, HostProblem& problem, const RuntimeOptions& options,
-                      StageClock& clock, RunReport& report) {
+// `computed` beside `expected`, which has the same shape. The tolerance is the caller's.
+Expectation Difference(const Array& computed, ElementType computed_type, const Array& expected,
+                       ElementType expected_type) {
+  Expectation result;
+  double squared = 0;
+  double expected_squared = 0;
+  for (int64_t n = 0; n < expected.elements(); ++n) {
+    const double a = reference::ToDouble(computed_type,
+                                         computed.bytes.data() + n * ArrayTypeBytes(computed.type));
+    const double b = reference::ToDouble(expected_type,
+                                         expected.bytes.data() + n * ArrayTypeBytes(expected.type));
+    squared += (a - b) * (a - b);
+    expected_squared += b * b;
+    result.max_abs = std::max(result.max_abs, std::abs(a - b));
+  }
+  result.relative =
+      expected_squared > 0 ? std::sqrt(squared / expected_squared) : std::sqrt(squared);
+  // NaN would pass no comparison and fail none.
+  if (std::isnan(result.relative)) result.relative = std::numeric_limits<double>::infinity();
+  return result;
+}
+
+// Four rounding steps of the output type: each of two right answers is within two of the exact one.
+double FamilyTolerance(ElementType type) {
+  if (type == ElementType::kFp32) return 1e-5;
+  return type == ElementType::kFp16 ? 4.0 / 2048 : 4.0 / 256;
+}
+
+// What the simple family, the definition of a snippet's meaning, makes of the problem.
+absl::StatusOr<Array> RunSimpleFamily(const RuntimeOptions& options, HostProblem& problem) {
+  RuntimeOptions simple = options;
+  simple.family = std::string(plan::FamilyName(plan::Family::kFwdSimple));
+  TILEWRIGHT_ASSIGN_OR_RETURN(const std::unique_ptr<GpuSession> session, GpuSession::Open(simple));
+  StageClock clock;
+  TILEWRIGHT_RETURN_IF_ERROR(session->Run(problem, clock).status());
+  return OutputArray(problem);
+}
+
+absl::Status RunOnGpu(GpuSession& session, HostProblem& problem, const RunOptions& run_options,
+                      const RuntimeOptions& options, StageClock& clock, RunReport& report) {
   report.on_gpu = true;
   report.device = session.device().board.name;
-  TILEWRIGHT_ASSIGN_OR_RETURN(report.gpu, session.Run(problem, clock));
-  session.runtime().Flush();
-  report.counters = session.runtime().counters();
   TILEWRIGHT_ASSIGN_OR_RETURN(const std::optional<plan::Family> family,
                               plan::ParseFamily(options.family));
   TILEWRIGHT_ASSIGN_OR_RETURN(report.gpu_decision,
                               plan::Best({problem.spec(), session.device().traits,
                                           session.device().board, options.allow_fallback, family}));
+  // Before the run itself, whose outputs are to stay.
+  std::optional<Array> simple;
+  if (HasSnippet(problem.spec()) && !run_options.no_check &&
+      report.gpu_decision->plan.family != plan::Family::kFwdSimple) {
+    TILEWRIGHT_ASSIGN_OR_RETURN(simple, RunSimpleFamily(options, problem));
+    clock.Lap("simple_family");
+  }
+  TILEWRIGHT_ASSIGN_OR_RETURN(report.gpu, session.Run(problem, clock));
+  session.runtime().Flush();
+  report.counters = session.runtime().counters();
+  if (simple.has_value()) {
+    const ElementType type = spec::OutType(problem.spec());
+    report.against_simple = Difference(OutputArray(problem), type, *simple, type);
+    report.against_simple->tolerance = FamilyTolerance(type);
+  }
   if (!report.gpu->bitwise_equal) {
     report.ok = false;
     report.check_note = "two launches of the same kernel gave different bytes";
@@ -171,8 +222,18 @@ absl::Status Check(const RunOptions& options, const HostProblem& problem, RunRep
     return absl::OkStatus();
   }
   if (HasSnippet(problem.spec())) {
-    // The plan is of the simple family, which is the definition for snippets: the fp64 reference
-    // cannot run CUDA text. What is left to check is that launches agree.
+    // The fp64 reference cannot run CUDA text; the simple family is the definition for snippets.
+    if (report.against_simple.has_value() && report.check_note.empty()) {
+      const Expectation& difference = *report.against_simple;
+      report.ok = report.ok && difference.holds();
+      report.check_note = absl::StrFormat(
+          "%s: differs by %.1e from the simple family (tolerance %.1e), max abs %.1e; a snippet is "
+          "CUDA text, which the fp64 reference cannot run",
+          difference.holds() ? "ok" : "WRONG", difference.relative, difference.tolerance,
+          difference.max_abs);
+      return absl::OkStatus();
+    }
+    // The plan is of the simple family itself. What is left to check is that launches agree.
     if (report.check_note.empty()) {
       report.check_note =
           "a snippet is CUDA text, which the fp64 reference cannot run, and the plan is the simple "
@@ -201,23 +262,8 @@ absl::StatusOr<Expectation> Compare(const RunOptions& options, const HostProblem
   }
   TILEWRIGHT_ASSIGN_OR_RETURN(const ElementType expected_type, ToElementType(expected.type));
   const ElementType type = spec::OutType(problem.spec());
-  Expectation result;
+  Expectation result = Difference(computed, type, expected, expected_type);
   result.tolerance = options.tolerance.value_or(DefaultTolerance(type));
-  double squared = 0;
-  double expected_squared = 0;
-  for (int64_t n = 0; n < expected.elements(); ++n) {
-    const double a =
-        reference::ToDouble(type, computed.bytes.data() + n * ArrayTypeBytes(computed.type));
-    const double b = reference::ToDouble(expected_type,
-                                         expected.bytes.data() + n * ArrayTypeBytes(expected.type));
-    squared += (a - b) * (a - b);
-    expected_squared += b * b;
-    result.max_abs = std::max(result.max_abs, std::abs(a - b));
-  }
-  result.relative =
-      expected_squared > 0 ? std::sqrt(squared / expected_squared) : std::sqrt(squared);
-  // NaN would pass no comparison and fail none.
-  if (std::isnan(result.relative)) result.relative = std::numeric_limits<double>::infinity();
   return result;
 }
 
@@ -327,7 +373,7 @@ absl::Status Compute(const RunOptions& options, const RuntimeOptions& runtime_op
   if (options.device != "host") {
     absl::StatusOr<std::unique_ptr<GpuSession>> session = GpuSession::Open(runtime_options);
     clock.Lap("driver");
-    if (session.ok()) return RunOnGpu(**session, problem, runtime_options, clock, report);
+    if (session.ok()) return RunOnGpu(**session, problem, options, runtime_options, clock, report);
     if (options.device == "gpu") return session.status();
     report.note = absl::StrCat("computed on the host reference (fp64, rounded once): ",
                                session.status().message());
