@@ -3,6 +3,7 @@
 
 #include <sys/wait.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -114,6 +115,23 @@ TEST_F(ProgramTest, ASnippetIsCompiledButNotComputedOnTheHost) {
   EXPECT_EQ(json["ok"], false);
   EXPECT_THAT(json["check_note"].get<std::string>(), HasSubstr("only a GPU can run"));
   EXPECT_EQ(json["kernel"]["origin"], "compiled");
+}
+
+// On a driver that records and computes nothing, so that the outputs stay unwritten.
+TEST_F(ProgramTest, ASnippetOnAGpuIsComparedWithTheSimpleFamily) {
+  const std::string snippet = folder_.Write("rule.cu", "score * 0.5f");
+  const std::string command = std::string("LD_LIBRARY_PATH='") + TILEWRIGHT_RECORDING_LIBCUDA +
+                              "' '" + TILEWRIGHT_PROGRAM +
+                              "' run 'fwd bf16 b=1 h=2 s=64 d=64 score=@" + snippet + "' 2>&1";
+  FILE* pipe = popen(command.c_str(), "r");
+  ASSERT_NE(pipe, nullptr);
+  std::string text;
+  char buffer[4096];
+  for (size_t got; (got = fread(buffer, 1, sizeof buffer, pipe)) > 0;) text.append(buffer, got);
+  EXPECT_EQ(WEXITSTATUS(pclose(pipe)), kExitProblem) << text;
+  EXPECT_THAT(text, AllOf(HasSubstr("launch attn_fwd_simple__bf16_d64_score"),
+                          HasSubstr("launch attn_fwd_sm80__bf16_d64_score"),
+                          HasSubstr("WRONG: differs by inf from the simple family")));
 }
 
 TEST_F(ProgramTest, ASnippetThatDoesNotCompileIsReportedWithItsFileAndLine) {
