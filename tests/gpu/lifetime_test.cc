@@ -10,6 +10,7 @@
 #include "cli/accuracy.h"
 #include "cli/device_problem.h"
 #include "cli/random_problem.h"
+#include "runtime/runtime_impl.h"
 #include "tests/gpu/gpu_environment.h"
 #include "tests/gpu/guarded_outputs.h"
 #include "tests/gpu/more_driver.h"
@@ -44,6 +45,28 @@ class LifetimeTest : public GpuTest {
     auto runtime = Runtime::Create(OptionsFor(directory));
     EXPECT_TRUE(runtime.ok()) << runtime.status();
     return runtime.ok() ? *std::move(runtime) : nullptr;
+  }
+
+  // Every thread walks all specs from another start, on a stream of its own.
+  void PrepareAndRunInThreads(Runtime& runtime, int num_threads, int num_specs) {
+    std::vector<std::thread> threads;
+    for (int n = 0; n < num_threads; ++n) {
+      threads.emplace_back([&, n] {
+        const device::DriverApi& api = gpu().api();
+        ASSERT_EQ(api.cuCtxSetCurrent(gpu().context()), CUDA_SUCCESS);
+        auto own = device::OwnedStream::Create(api);
+        ASSERT_TRUE(own.ok()) << own.status();
+        for (int m = 0; m < num_specs; ++m) {
+          const AttentionSpec spec = SmallSpec(16 + 4 * ((n + m) % num_specs));
+          auto problem = cli::MakeRandomProblem(spec, WithSeed(static_cast<uint64_t>(n * 64 + m)));
+          ASSERT_TRUE(problem.ok()) << problem.status();
+          const absl::Status run = RunOnDevice(runtime, *problem, own->get());
+          ASSERT_TRUE(run.ok()) << run;
+          ExpectRight(*problem);
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
   }
 
   // On a new thread, which has no context: Prepare must work there and leave it so; with the
@@ -117,26 +140,22 @@ TEST_F(LifetimeTest, ThreadsThatPrepareManySpecsGetTheirOwn) {
   TemporaryDirectory directory;
   const auto runtime = NewRuntime(directory.path());
   ASSERT_NE(runtime, nullptr);
-  std::vector<std::thread> threads;
-  for (int n = 0; n < 8; ++n) {
-    threads.emplace_back([&, n] {
-      const device::DriverApi& api = gpu().api();
-      ASSERT_EQ(api.cuCtxSetCurrent(gpu().context()), CUDA_SUCCESS);
-      auto own = device::OwnedStream::Create(api);
-      ASSERT_TRUE(own.ok()) << own.status();
-      // Every thread walks all specs from another start.
-      for (int m = 0; m < 4; ++m) {
-        const AttentionSpec spec = SmallSpec(16 + 4 * ((n + m) % 4));
-        auto problem = cli::MakeRandomProblem(spec, WithSeed(static_cast<uint64_t>(n * 8 + m)));
-        ASSERT_TRUE(problem.ok()) << problem.status();
-        const absl::Status run = RunOnDevice(*runtime, *problem, own->get());
-        ASSERT_TRUE(run.ok()) << run;
-        ExpectRight(*problem);
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  PrepareAndRunInThreads(*runtime, /*num_threads=*/8, /*num_specs=*/4);
   EXPECT_EQ(runtime->counters().compiles, 4);
+}
+
+// Room for fewer kernels than are in use: they are loaded, launched and unloaded all the time.
+TEST_F(LifetimeTest, SixtyFourThreadsPrepareRunAndEvict) {
+  RuntimeOptions options = OptionsFor("");
+  options.cache_in_memory = true;
+  RuntimeParts parts;
+  parts.open_devices = [] { return device::DeviceManager::Create(); };
+  parts.limits = {.kernels = 3, .specs = 6};
+  const auto runtime = RuntimeParts::CreateRuntime(options, std::move(parts));
+  ASSERT_TRUE(runtime.ok()) << runtime.status();
+  PrepareAndRunInThreads(**runtime, /*num_threads=*/64, /*num_specs=*/12);
+  EXPECT_EQ((*runtime)->counters().compiles, 12);
+  EXPECT_GT((*runtime)->counters().evictions, 0);
 }
 
 TEST_F(LifetimeTest, ThreadsRunOnePreparedAttentionOnTheirOwnStreams) {
