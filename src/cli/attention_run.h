@@ -71,6 +71,11 @@ std::vector<reference::Row> RowsToCheck(const HostProblem& problem, uint64_t see
 // `rows` only, or everywhere when `rows` is empty.
 absl::Status ComputeOnHost(HostProblem& problem, absl::Span<const reference::Row> rows);
 
+// Whether part of the rule is CUDA text, which no host can compute.
+inline bool HasSnippet(const AttentionSpec& spec) {
+  return !spec.score_snippet.empty() || !spec.mask_snippet.empty();
+}
+
 // One GPU, its context made current for the life of the object, and a Runtime.
 class GpuSession {
  public:

@@ -67,10 +67,6 @@ struct RunReport {
   bool ok = true;
 };
 
-bool HasSnippet(const AttentionSpec& spec) {
-  return !spec.score_snippet.empty() || !spec.mask_snippet.empty();
-}
-
 absl::StatusOr<HostProblem> MakeProblem(const RunOptions& options, const SnippetInputs& inputs) {
   if (!options.files.q.empty()) {
     return ProblemFromFiles(options.files, absl::StrJoin(options.spec, " "), inputs);
@@ -189,11 +185,8 @@ absl::Status RunOnGpu(GpuSession& session, HostProblem& problem, const RunOption
                       const RuntimeOptions& options, StageClock& clock, RunReport& report) {
   report.on_gpu = true;
   report.device = session.device().board.name;
-  TILEWRIGHT_ASSIGN_OR_RETURN(const std::optional<plan::Family> family,
-                              plan::ParseFamily(options.family));
-  TILEWRIGHT_ASSIGN_OR_RETURN(report.gpu_decision,
-                              plan::Best({problem.spec(), session.device().traits,
-                                          session.device().board, options.allow_fallback, family}));
+  TILEWRIGHT_ASSIGN_OR_RETURN(report.gpu_decision, PlanFor(problem.spec(), session.device().traits,
+                                                           session.device().board, options));
   // Before the run itself, whose outputs are to stay.
   std::optional<Array> simple;
   if (HasSnippet(problem.spec()) && !run_options.no_check &&

@@ -108,7 +108,7 @@ absl::Status VerifyOne(GpuSession* session, Toolchain& tools, const std::string&
   verdict.spec = text;
   TILEWRIGHT_ASSIGN_OR_RETURN(const AttentionSpec spec, ReadSpec(text));
   verdict.spec = spec::ToText(spec);
-  if (!spec.score_snippet.empty() || !spec.mask_snippet.empty()) {
+  if (HasSnippet(spec)) {
     return absl::UnimplementedError(
         "a snippet is CUDA text, which the fp64 reference cannot run; tilewright run computes it");
   }

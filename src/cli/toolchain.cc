@@ -52,14 +52,20 @@ std::unique_ptr<build::KernelBuilder> Toolchain::LookupBuilder() {
                                                 &logger_, frozen);
 }
 
+absl::StatusOr<plan::Decision> PlanFor(const AttentionSpec& spec, const arch::ArchTraits& traits,
+                                       const arch::BoardProfile& board,
+                                       const RuntimeOptions& options) {
+  TILEWRIGHT_ASSIGN_OR_RETURN(const std::optional<plan::Family> family,
+                              plan::ParseFamily(options.family));
+  return plan::Best({spec, traits, board, options.allow_fallback, family});
+}
+
 absl::StatusOr<plan::Decision> PlanForTarget(const AttentionSpec& spec, const std::string& target,
                                              const RuntimeOptions& options) {
   TILEWRIGHT_ASSIGN_OR_RETURN(const arch::ArchTraits traits, arch::FindArchTraits(target));
   TILEWRIGHT_ASSIGN_OR_RETURN(const arch::BoardProfile board,
                               arch::DefaultBoardProfile(traits.target));
-  TILEWRIGHT_ASSIGN_OR_RETURN(const std::optional<plan::Family> family,
-                              plan::ParseFamily(options.family));
-  return plan::Best({spec, traits, board, options.allow_fallback, family});
+  return PlanFor(spec, traits, board, options);
 }
 
 }  // namespace tilewright::cli

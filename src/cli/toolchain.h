@@ -54,6 +54,11 @@ class Toolchain {
   std::unique_ptr<build::KernelBuilder> builder_;
 };
 
+// The plan that a runtime with these options makes for `spec`.
+absl::StatusOr<plan::Decision> PlanFor(const AttentionSpec& spec, const arch::ArchTraits& traits,
+                                       const arch::BoardProfile& board,
+                                       const RuntimeOptions& options);
+
 // The plan for `spec` on a target with the board that is assumed for it.
 absl::StatusOr<plan::Decision> PlanForTarget(const AttentionSpec& spec, const std::string& target,
                                              const RuntimeOptions& options);

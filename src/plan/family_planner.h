@@ -2,6 +2,7 @@
 #ifndef TILEWRIGHT_PLAN_FAMILY_PLANNER_H_
 #define TILEWRIGHT_PLAN_FAMILY_PLANNER_H_
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -34,6 +35,11 @@ struct FamilyRow {
 
 // Best() over a table of families; Best itself uses the one in planner.cc.
 absl::StatusOr<Decision> BestOf(absl::Span<const FamilyRow> families, const PlanRequest& request);
+
+// For n >= 0 and positive divisors; no sum that could overflow.
+inline int64_t CeilDiv(int64_t n, int64_t divisor) {
+  return n / divisor + (n % divisor != 0 ? 1 : 0);
+}
 
 // Bytes of dynamic shared memory of attn_fwd_simple: sizeof(SharedStorage<Config>) of
 // kernel_templates/family/attn_fwd_simple.cuh, which the emitted source asserts. Q is whole, as

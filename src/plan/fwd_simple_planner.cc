@@ -27,7 +27,6 @@ constexpr int kRowsChoices[] = {4, 2, 1};
 constexpr int64_t kMaxAccumulators = 32;
 constexpr int64_t kMaxAccumulatorsOneRow = 128;
 
-int64_t CeilDiv(int64_t a, int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 int64_t RoundUp4(int64_t n) { return CeilDiv(n, 4) * 4; }
 
 int64_t Accumulators(int rows_per_warp, int64_t dim_v) {

@@ -49,7 +49,6 @@ int64_t MaxAccumulators(const AttentionSpec& spec, int rows_per_warp, int block_
 // Registers besides, for occupancy only.
 constexpr int64_t kOtherRegisters = 88;
 
-int64_t CeilDiv(int64_t a, int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 int64_t RoundUp(int64_t n, int64_t multiple) { return CeilDiv(n, multiple) * multiple; }
 
 // fwd_sm80::Pitch of the kernel.

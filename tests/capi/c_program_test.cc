@@ -2,10 +2,8 @@
 // library shows.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -14,26 +12,15 @@
 #include <sstream>
 #include <string>
 
+#include "tests/support/run_command.h"
+
 namespace {
 
 using testing::HasSubstr;
 using testing::Not;
 
-struct Output {
-  std::string text;
-  int exit_code = -1;
-};
-
-Output RunCommand(const std::string& command) {
-  Output output;
-  FILE* pipe = popen(command.c_str(), "r");
-  if (pipe == nullptr) return output;
-  char line[1024];
-  while (std::fgets(line, sizeof(line), pipe) != nullptr) output.text += line;
-  const int status = pclose(pipe);
-  if (WIFEXITED(status)) output.exit_code = WEXITSTATUS(status);
-  return output;
-}
+using Output = tilewright::testing::CommandOutput;
+using tilewright::testing::RunCommand;
 
 class CProgramTest : public testing::Test {
  protected:

@@ -1,36 +1,25 @@
 // A pack from the program, embedded in an application in C, in place of a compiler and a disk.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
 
+#include "tests/support/run_command.h"
 #include "tilewright/tilewright_c.h"
 
 namespace {
 
 using testing::HasSubstr;
 
-struct Output {
-  std::string text;
-  int exit_code = -1;
-};
+using Output = tilewright::testing::CommandOutput;
 
 Output RunCommand(const std::string& command) {
-  Output output;
-  FILE* pipe = popen((command + " 2>&1").c_str(), "r");
-  if (pipe == nullptr) return output;
-  char line[1024];
-  while (std::fgets(line, sizeof(line), pipe) != nullptr) output.text += line;
-  const int status = pclose(pipe);
-  if (WIFEXITED(status)) output.exit_code = WEXITSTATUS(status);
-  return output;
+  return tilewright::testing::RunCommand(command + " 2>&1");
 }
 
 class EmbeddedPackTest : public testing::Test {

@@ -3,7 +3,6 @@
 
 #include <sys/wait.h>
 
-#include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "program_runner.h"
 #include "test_files.h"
+#include "tests/support/run_command.h"
 
 namespace tilewright::cli {
 namespace {
@@ -23,7 +23,7 @@ using ::testing::IsEmpty;
 using ::testing::MatchesRegex;
 using ::testing::StartsWith;
 
-class ProgramTest : public testing::Test {
+class ProgramTest : public ::testing::Test {
  protected:
   TemporaryFolder folder_;
   ScopedVariable store_{"TILEWRIGHT_CACHE_DIR", folder_.path("store")};
@@ -82,10 +82,10 @@ TEST_F(ProgramTest, RunOnRealArraysMatchesTheModelAndWritesTheOutput) {
   EXPECT_LT(outcome.json()["expected"]["relative"].get<double>(), 1e-6);
   const absl::StatusOr<Array> o = ReadArray(folder_.path("o.npy"));
   ASSERT_TRUE(o.ok()) << o.status();
-  EXPECT_THAT(o->shape, testing::ElementsAre(2, 79, 12, 32));
+  EXPECT_THAT(o->shape, ::testing::ElementsAre(2, 79, 12, 32));
   const absl::StatusOr<Array> lse = ReadArray(folder_.path("lse.safetensors"));
   ASSERT_TRUE(lse.ok()) << lse.status();
-  EXPECT_THAT(lse->shape, testing::ElementsAre(2, 12, 79));
+  EXPECT_THAT(lse->shape, ::testing::ElementsAre(2, 12, 79));
 
   // Without the padding mask the answer is another one.
   arguments = {"run",
@@ -123,12 +123,8 @@ TEST_F(ProgramTest, ASnippetOnAGpuIsComparedWithTheSimpleFamily) {
   const std::string command = std::string("LD_LIBRARY_PATH='") + TILEWRIGHT_RECORDING_LIBCUDA +
                               "' '" + TILEWRIGHT_PROGRAM +
                               "' run 'fwd bf16 b=1 h=2 s=64 d=64 score=@" + snippet + "' 2>&1";
-  FILE* pipe = popen(command.c_str(), "r");
-  ASSERT_NE(pipe, nullptr);
-  std::string text;
-  char buffer[4096];
-  for (size_t got; (got = fread(buffer, 1, sizeof buffer, pipe)) > 0;) text.append(buffer, got);
-  EXPECT_EQ(WEXITSTATUS(pclose(pipe)), kExitProblem) << text;
+  const auto [text, exit_code] = tilewright::testing::RunCommand(command);
+  EXPECT_EQ(exit_code, kExitProblem) << text;
   EXPECT_THAT(text, AllOf(HasSubstr("launch attn_fwd_simple__bf16_d64_score"),
                           HasSubstr("launch attn_fwd_sm80__bf16_d64_score"),
                           HasSubstr("WRONG: differs by inf from the simple family")));
@@ -325,13 +321,13 @@ TEST_F(ProgramTest, UsageErrorsExitWithTwo) {
   };
   for (const std::vector<std::string>& arguments : wrong) {
     const Outcome text = Invoke(arguments);
-    EXPECT_EQ(text.exit_code, kExitUsage) << testing::PrintToString(arguments) << text.out;
-    EXPECT_FALSE(text.err.empty()) << testing::PrintToString(arguments);
+    EXPECT_EQ(text.exit_code, kExitUsage) << ::testing::PrintToString(arguments) << text.out;
+    EXPECT_FALSE(text.err.empty()) << ::testing::PrintToString(arguments);
     if (arguments.empty()) continue;
     std::vector<std::string> with_json = arguments;
     with_json.emplace_back("--json");
     const Outcome json = Invoke(with_json);
-    EXPECT_EQ(json.exit_code, kExitUsage) << testing::PrintToString(arguments);
+    EXPECT_EQ(json.exit_code, kExitUsage) << ::testing::PrintToString(arguments);
     EXPECT_EQ(json.json()["ok"], false);
     EXPECT_FALSE(json.json()["error"]["message"].get<std::string>().empty());
   }
@@ -348,7 +344,8 @@ TEST_F(ProgramTest, ProblemsExitWithOne) {
   };
   for (const std::vector<std::string>& arguments : failing) {
     const Outcome outcome = Invoke(arguments);
-    EXPECT_EQ(outcome.exit_code, kExitProblem) << testing::PrintToString(arguments) << outcome.err;
+    EXPECT_EQ(outcome.exit_code, kExitProblem)
+        << ::testing::PrintToString(arguments) << outcome.err;
     EXPECT_FALSE(outcome.err.empty());
   }
 }

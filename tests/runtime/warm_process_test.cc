@@ -13,6 +13,7 @@
 
 #include "compile/nvrtc_compiler.h"
 #include "tests/runtime/test_runtime.h"
+#include "tests/support/run_command.h"
 
 namespace tilewright {
 namespace {
@@ -32,7 +33,7 @@ TEST(DISABLED_WarmProcessChildTest, PreparesAndTellsItsMaps) {
   ASSERT_TRUE((*runtime)->Run(*prepared, DenseArgs(SmallSpec()), nullptr).ok());
   std::ifstream file("/proc/self/maps");
   const std::string maps((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  ASSERT_THAT(maps, testing::HasSubstr("libc.so"));
+  ASSERT_THAT(maps, ::testing::HasSubstr("libc.so"));
   const RuntimeCounters counters = (*runtime)->counters();
   std::printf("child compiles=%d store_hits=%d nvrtc=%d\n", static_cast<int>(counters.compiles),
               static_cast<int>(counters.store_hits),
@@ -45,23 +46,19 @@ std::string RunChild(const std::string& directory) {
   const std::string command = "TILEWRIGHT_CACHE_DIR='" + directory + "' '" + program +
                               "' --gtest_also_run_disabled_tests --gtest_filter=" + kChildTest +
                               " 2>&1";
-  std::string output;
-  FILE* pipe = popen(command.c_str(), "r");
-  EXPECT_NE(pipe, nullptr);
-  char line[512];
-  while (std::fgets(line, sizeof(line), pipe) != nullptr) output += line;
-  EXPECT_EQ(pclose(pipe), 0) << output;
+  const auto [output, exit_code] = tilewright::testing::RunCommand(command);
+  EXPECT_EQ(exit_code, 0) << output;
   return output;
 }
 
 TEST(WarmProcessTest, DoesNotMapNvrtc) {
   if (!compile::NvrtcCompiler({}).Identity().ok()) GTEST_SKIP() << "no NVRTC";
   const std::filesystem::path directory =
-      std::filesystem::path(testing::TempDir()) / ("tilewright_warm_" + std::to_string(getpid()));
+      std::filesystem::path(::testing::TempDir()) / ("tilewright_warm_" + std::to_string(getpid()));
   const std::string cold = RunChild(directory);
-  EXPECT_THAT(cold, testing::HasSubstr("child compiles=1 store_hits=0 nvrtc=1"));
+  EXPECT_THAT(cold, ::testing::HasSubstr("child compiles=1 store_hits=0 nvrtc=1"));
   const std::string warm = RunChild(directory);
-  EXPECT_THAT(warm, testing::HasSubstr("child compiles=0 store_hits=1 nvrtc=0"));
+  EXPECT_THAT(warm, ::testing::HasSubstr("child compiles=0 store_hits=1 nvrtc=0"));
   std::filesystem::remove_all(directory);
 }
 
