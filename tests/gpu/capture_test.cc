@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -209,6 +210,47 @@ TEST_F(CaptureTest, PrepareOfAStoredKernelIsRefusedToo) {
   EXPECT_TRUE((*second)->Prepare(SmallSpec(), stream()).ok());
   EXPECT_EQ((*second)->counters().store_hits, 1);
   EXPECT_EQ((*second)->counters().compiles, 0);
+}
+
+// The driver counts an unload among the calls that spoil a capture in global mode, whichever stream
+// captures and whichever thread unloads.
+TEST_F(CaptureTest, UnloadingAKernelLeavesACaptureElsewhereValid) {
+  for (const CUstreamCaptureMode mode : kModes) {
+    for (const bool other_thread : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << "mode " << mode << ", other thread " << other_thread);
+      TemporaryDirectory directory;
+      auto unloaded = Runtime::Create(OptionsFor(directory.path()));
+      ASSERT_TRUE(unloaded.ok()) << unloaded.status();
+      AttentionSpec other = SmallSpec();
+      other.dim_qk = 56;
+      {
+        auto loaded = cli::MakeRandomProblem(other);
+        ASSERT_TRUE(loaded.ok()) << loaded.status();
+        ASSERT_TRUE(RunOnDevice(**unloaded, *loaded, stream()).ok());
+      }
+      const auto prepared = runtime().Prepare(SmallSpec());
+      ASSERT_TRUE(prepared.ok()) << prepared.status();
+      auto problem = cli::MakeRandomProblem(SmallSpec());
+      ASSERT_TRUE(problem.ok()) << problem.status();
+      const auto on_device = cli::DeviceProblem::Upload(gpu().api(), *problem, stream());
+      ASSERT_TRUE(on_device.ok()) << on_device.status();
+      ASSERT_EQ(gpu().api().cuStreamSynchronize(stream()), CUDA_SUCCESS);
+
+      ASSERT_TRUE(BeginCapture(stream(), mode).ok());
+      const absl::Status run = runtime().Run(*prepared, on_device->args(), stream());
+      if (other_thread) {
+        std::thread([&] { unloaded->reset(); }).join();
+      } else {
+        unloaded->reset();
+      }
+      const auto graph = Graph::End(gpu().api(), stream());
+      EXPECT_TRUE(run.ok()) << run;
+      ASSERT_TRUE(graph.ok()) << "the unload broke the capture: " << graph.status();
+      ASSERT_TRUE(graph->Launch(stream()).ok());
+      ASSERT_TRUE(on_device->Download(*problem, stream()).ok());
+      ExpectRight(*problem);
+    }
+  }
 }
 
 }  // namespace
