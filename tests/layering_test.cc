@@ -239,7 +239,8 @@ class Checker {
         {"ptx", {}},  // core/types.cuh, below
         {"core", {"core", "ptx", "abi"}},
         {"policy", {"policy", "core", "ptx", "abi"}},
-        {"family", {"policy", "core", "ptx", "abi"}},
+        {"mma", {"mma", "policy", "core", "ptx", "abi"}},
+        {"family", {"mma", "policy", "core", "ptx", "abi"}},
     };
     const auto allowed = kAllowed.find(from);
     if (allowed == kAllowed.end()) {

@@ -30,6 +30,9 @@
 #include "core/problem.cuh"
 #include "core/tile_walk.cuh"
 #include "core/warp_reduce.cuh"
+#include "mma/key_blocks.cuh"
+#include "mma/score_tile.cuh"
+#include "mma/tile_copy.cuh"
 #include "policy/dropout.cuh"
 #include "policy/kv_rows.cuh"
 #include "policy/lse.cuh"
@@ -45,32 +48,8 @@
 namespace tilewright {
 namespace fwd_sm80 {
 
-// The smallest power of two that is not below `n`.
-TILEWRIGHT_HOST_DEVICE constexpr int PowerOfTwoFrom(int n) {
-  int power = 1;
-  while (power < n) power *= 2;
-  return power;
-}
-
 template <class Config>
 inline constexpr int kMTiles = Config::kRowsPerWarp / 16;
-template <class Config>
-inline constexpr int kThreads = Config::kWarps * 32;
-
-struct alignas(16) Vec16 {
-  u32 words[4];
-};
-
-// Whether every row of a 16-bit tensor starts on a multiple of 16 bytes.
-__device__ __forceinline__ bool Aligned16(const void* base, const abi::TensorStrides& strides) {
-  return (reinterpret_cast<u64>(base) % 16 == 0) &&
-         (strides.batch | strides.seq | strides.head) % 8 == 0;
-}
-
-// Elements between rows of a shared tile that holds `columns` of them.
-TILEWRIGHT_HOST_DEVICE constexpr int Pitch(int columns) {
-  return 8 * (RoundUp(columns, 8) / 8 | 1);
-}
 
 template <class Config>
 struct SharedStorage {
@@ -93,86 +72,8 @@ struct WarpState {
 
   float s[kMTiles<Config>][kNTiles][4];
   float o[kMTiles<Config>][kVTiles][4];
-  float reference[kMTiles<Config>][2];  // log2 units
-  float sum[kMTiles<Config>][2];        // this lane's columns only, until the end
+  SoftmaxState<kMTiles<Config>> softmax;
 };
-
-// Rows `stride` elements apart.
-template <class Element>
-struct DenseRows {
-  static constexpr bool kMayBeMissing = false;
-  const Element* first;
-  i64 stride;
-  __device__ __forceinline__ const Element* operator()(int row) const {
-    return first + row * stride;
-  }
-};
-
-// Rows of K or V found one by one; null where there is none.
-template <class Config, class Params>
-struct LocatedRows {
-  static constexpr bool kMayBeMissing = true;
-  const typename Config::Element* head;
-  const abi::TensorStrides& strides;
-  const Problem& problem;
-  const Params& params;
-  i64 kv_begin;
-  __device__ __forceinline__ const typename Config::Element* operator()(int row) const {
-    const i64 j = kv_begin + row;
-    if (j >= problem.seqlen_kv) return nullptr;
-    const KvRow at = Config::KvRows::Locate(problem, j, params);
-    return at.exists() ? head + at.block * strides.batch + at.row * strides.seq : nullptr;
-  }
-};
-
-// Copies rows [0, kRows) of a tile from global memory; rows from `valid_rows` on and columns from
-// kColumns to the next multiple of kColumnStep become zeros. `row_pointer(r)` is only read for
-// valid rows. `wide`: every row starts on a multiple of 16 bytes and is copied by cp.async; else
-// element by element.
-template <int kColumns, int kColumnStep, int kThreads, class Element, int kRows, int kPitch,
-          class RowPointer>
-__device__ __forceinline__ void StartCopy(Element (&tile)[kRows][kPitch], int valid_rows, bool wide,
-                                          const RowPointer& row_pointer) {
-  constexpr int kPadded = RoundUp(kColumns, kColumnStep);
-  const int thread = static_cast<int>(threadIdx.x);
-  if (wide) {
-    constexpr int kChunks = kPadded / 8;
-    const auto copy = [&](int row, int chunk, const Element* source_row) {
-      // All bytes of a chunk, those below kColumns, or none: then the address is not followed.
-      int bytes = 16;
-      if (kColumns % 8 != 0 && chunk == kColumns / 8) bytes = kColumns % 8 * 2;
-      if (kPadded - kColumns >= 8 && chunk * 8 >= kColumns) bytes = 0;
-      if (row >= valid_rows || (RowPointer::kMayBeMissing && source_row == nullptr)) bytes = 0;
-      ptx::cp_async_cg_16(ptx::SharedAddress(&tile[row][chunk * 8]), source_row + chunk * 8, bytes);
-    };
-    // A power of two of threads side by side, so that each keeps its column and its addresses are a
-    // constant step apart; for other chunk counts the last of them rest.
-    constexpr int kLanes = PowerOfTwoFrom(kChunks);
-    constexpr int kStep = kThreads / kLanes;
-    const int first_row = thread / kLanes, chunk = thread % kLanes;
-    if (kLanes == kChunks || chunk < kChunks) {
-#pragma unroll
-      for (int row = 0; row < kRows / kStep * kStep; row += kStep) {
-        copy(first_row + row, chunk, row_pointer(first_row + row));
-      }
-      if (kRows % kStep != 0 && first_row < kRows % kStep) {
-        copy(kRows / kStep * kStep + first_row, chunk,
-             row_pointer(kRows / kStep * kStep + first_row));
-      }
-    }
-  } else {
-#pragma unroll 1
-    for (int index = thread; index < kRows * kPadded; index += kThreads) {
-      const int row = index / kPadded, column = index % kPadded;
-      Element element = {0};
-      if (row < valid_rows && column < kColumns) {
-        const Element* source_row = row_pointer(row);
-        if (!RowPointer::kMayBeMissing || source_row != nullptr) element = source_row[column];
-      }
-      tile[row][column] = element;
-    }
-  }
-}
 
 // s = Q K^T for this warp's rows.
 template <class Config>
@@ -257,136 +158,6 @@ __device__ __forceinline__ void WeightedSum(WarpState<Config>& state,
   }
 }
 
-// Turns scores (times `to_log2`: log2 units) into weights relative to the row's reference, moving
-// the reference where a score passes it by more than kLazyLog2.
-template <class Config>
-__device__ __forceinline__ void OnlineSoftmax(WarpState<Config>& state, float to_log2) {
-  constexpr int kNTiles = WarpState<Config>::kNTiles;
-  float highest[kMTiles<Config>][2];
-  bool moves = false;
-#pragma unroll
-  for (int m = 0; m < kMTiles<Config>; ++m) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float value = fmaxf(state.s[m][0][2 * r], state.s[m][0][2 * r + 1]);
-#pragma unroll
-      for (int n = 1; n < kNTiles; ++n) {
-        value = fmaxf(value, fmaxf(state.s[m][n][2 * r], state.s[m][n][2 * r + 1]));
-      }
-      value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
-      value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
-      highest[m][r] = value * to_log2;
-      moves |= highest[m][r] > state.reference[m][r] + kLazyLog2;
-    }
-  }
-  if (__any_sync(kAllLanes, moves)) {
-#pragma unroll
-    for (int m = 0; m < kMTiles<Config>; ++m) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float before = state.reference[m][r];
-        const float after = fmaxf(before, highest[m][r]);
-        // A row that has seen no key yet has reference -inf and nothing to scale.
-        const float factor = before == after ? 1.f : ptx::ex2_approx_ftz(before - after);
-        state.reference[m][r] = after;
-        state.sum[m][r] *= factor;
-#pragma unroll
-        for (int n = 0; n < WarpState<Config>::kVTiles; ++n) {
-          state.o[m][n][2 * r] *= factor;
-          state.o[m][n][2 * r + 1] *= factor;
-        }
-      }
-    }
-  }
-#pragma unroll
-  for (int m = 0; m < kMTiles<Config>; ++m) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      // While every score of a row is -inf its reference is too; exp2(-inf - 0) is the 0 we want.
-      const float reference = state.reference[m][r] == -Infinity() ? 0.f : state.reference[m][r];
-      float sum = 0;
-#pragma unroll
-      for (int n = 0; n < kNTiles; ++n) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          float& s = state.s[m][n][2 * r + c];
-          s = ptx::ex2_approx_ftz(fmaf(s, to_log2, -reference));
-          sum += s;
-        }
-      }
-      state.sum[m][r] += sum;
-    }
-  }
-}
-
-// A lane's element c of m16n8 tile (m, n) is this row and column of the block's tile.
-template <class Config>
-__device__ __forceinline__ int RowOf(int m, int c) {
-  return static_cast<int>(threadIdx.x / 32 * 16 * kMTiles<Config> + m * 16 + threadIdx.x % 32 / 4 +
-                          c / 2 * 8);
-}
-__device__ __forceinline__ int ColumnOf(int n, int c) {
-  return static_cast<int>(n * 8 + threadIdx.x % 4 * 2 + c % 2);
-}
-
-// Applies score policies and masks to the raw products. Scores that are not kept become -inf and
-// are not looked at.
-template <class Config, class Params>
-__device__ __forceinline__ void ApplyPolicies(WarpState<Config>& state, const Problem& problem,
-                                              i64 q_begin, i64 kv_begin, bool full,
-                                              const Params& params) {
-#pragma unroll
-  for (int m = 0; m < kMTiles<Config>; ++m) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const i64 i = q_begin + RowOf<Config>(m, 2 * r);
-      // The row's keys as columns of the tile; none for rows beyond the length.
-      const KeyInterval keys = Config::Mask::RowKeys(problem, i, params);
-      const bool inside = i < problem.seqlen_q;
-      const int begin = static_cast<int>(Max(0, Min(keys.begin - kv_begin, Config::kBlockN)));
-      const int end =
-          inside ? static_cast<int>(Max(0, Min(keys.end - kv_begin, Config::kBlockN))) : 0;
-#pragma unroll
-      for (int n = 0; n < WarpState<Config>::kNTiles; ++n) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const int column = ColumnOf(n, c);
-          const i64 j = kv_begin + column;
-          bool keep = full || (column >= begin && column < end);
-          if constexpr (!Config::KvRows::kIsDense) {
-            keep = keep && Config::KvRows::Locate(problem, j, params).exists();
-          }
-          if constexpr (!Config::Mask::kIsInterval)
-            keep = keep && (full || Config::Mask::Keep(problem, i, j, params));
-          float& s = state.s[m][n][2 * r + c];
-          if constexpr (Config::Score::kIdentity) {
-            s = keep ? s : -Infinity();
-          } else {
-            s = keep ? Config::Score::Apply(s * params.core.scale, problem, i, j, params)
-                     : -Infinity();
-          }
-        }
-      }
-    }
-  }
-}
-
-template <class Config, class Params>
-__device__ __forceinline__ void ApplyDropout(WarpState<Config>& state, const Problem& problem,
-                                             i64 q_begin, i64 kv_begin, const Params& params) {
-#pragma unroll
-  for (int m = 0; m < kMTiles<Config>; ++m) {
-#pragma unroll
-    for (int n = 0; n < WarpState<Config>::kNTiles; ++n) {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        state.s[m][n][c] *= Config::Dropout::Factor(problem, q_begin + RowOf<Config>(m, c),
-                                                    kv_begin + ColumnOf(n, c), params);
-      }
-    }
-  }
-}
-
 // Zeroes the rows of V that no row of the tile may see, between barriers.
 template <class Config, class Params>
 __device__ __forceinline__ void ZeroUnseenValues(SharedStorage<Config>& shared, int stage,
@@ -407,50 +178,6 @@ __device__ __forceinline__ void ZeroUnseenValues(SharedStorage<Config>& shared, 
   }
   __syncthreads();
 }
-
-// The blocks of keys that a tile of rows needs. Block numbers fit an int: they are keys / kBlockN.
-struct BlockWalk {
-  int begin, end, full_begin, full_end;
-};
-
-// The next block below `n` that the mask needs; walk.begin - 1 when there is none.
-template <class Config, class Params>
-__device__ __forceinline__ int BlockBelow(int n, const BlockWalk& walk, const Problem& problem,
-                                          i64 q_begin, i64 q_end, const Params& params) {
-  for (--n; n >= walk.begin; --n) {
-    const i64 kv_begin = i64{n} * Config::kBlockN;
-    if (!Config::Mask::Skip(problem, q_begin, q_end, kv_begin,
-                            Min(kv_begin + Config::kBlockN, problem.seqlen_kv), params)) {
-      break;
-    }
-  }
-  return n;
-}
-
-// Starts the copy of the K or V rows of block n.
-template <class Config, int kColumns, int kColumnStep, int kPitch, class Params>
-__device__ __forceinline__ void StartCopyOfKeys(
-    typename Config::Element (&tile)[Config::kBlockN][kPitch], const void* base,
-    const abi::TensorStrides& strides, bool wide, const Problem& problem, i64 kv_begin,
-    const Params& params) {
-  using Element = typename Config::Element;
-  const Element* head = static_cast<const Element*>(base) + problem.h_kv * strides.head;
-  const int valid_rows = static_cast<int>(Min(Config::kBlockN, problem.seqlen_kv - kv_begin));
-  if constexpr (Config::KvRows::kIsDense) {
-    const KvRow first = Config::KvRows::Locate(problem, kv_begin, params);
-    const Element* rows = head + first.block * strides.batch + first.row * strides.seq;
-    StartCopy<kColumns, kColumnStep, kThreads<Config>>(tile, valid_rows, wide,
-                                                       DenseRows<Element>{rows, strides.seq});
-  } else {
-    StartCopy<kColumns, kColumnStep, kThreads<Config>>(
-        tile, valid_rows, wide,
-        LocatedRows<Config, Params>{head, strides, problem, params, kv_begin});
-  }
-}
-
-// Whether the mask may know of blocks that need no element test. Keys on missing pages do.
-template <class Config>
-inline constexpr bool kHasFullBlocks = Config::Mask::kIsInterval&& Config::KvRows::kIsDense;
 
 // The tiles of keys of one tile of rows. Holds what the loop carries from one to the next.
 template <class Config, class Params>
@@ -490,6 +217,7 @@ struct KeyLoop {
   __device__ __forceinline__ void Tile() {
     const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
     const i64 kv_begin = i64{n} * Config::kBlockN;
+    const i64 row_begin = q_begin + warp * Config::kRowsPerWarp;
     const int below = Below();
     ptx::cp_async_wait_group<0>();
     __syncthreads();
@@ -511,17 +239,17 @@ struct KeyLoop {
     if constexpr (!Config::Score::kIdentity) {
       // Rows beyond the length have no scores that a policy could look at.
       const bool full = whole && q_begin + Config::kBlockM <= problem.seqlen_q;
-      ApplyPolicies<Config>(state, problem, q_begin, kv_begin, full, params);
+      ApplyPolicies<Config>(state.s, problem, row_begin, kv_begin, full, params);
     } else if (!whole) {
-      ApplyPolicies<Config>(state, problem, q_begin, kv_begin, false, params);
+      ApplyPolicies<Config>(state.s, problem, row_begin, kv_begin, false, params);
     }
-    OnlineSoftmax<Config>(state, to_log2);
+    OnlineSoftmax(state.s, state.o, state.softmax, to_log2);
     if constexpr (kMasked) {
       if (careful && !whole)
         ZeroUnseenValues<Config>(shared, stage, problem, q_begin, kv_begin, params);
     }
     if constexpr (!Config::Dropout::kIdentity) {
-      ApplyDropout<Config>(state, problem, q_begin, kv_begin, params);
+      ApplyDropout<Config>(state.s, problem, row_begin, kv_begin, params);
     }
     WeightedSum<Config>(state, shared, stage, lane);
     if constexpr (Config::kStages == 2) stage ^= 1;
@@ -529,7 +257,8 @@ struct KeyLoop {
   }
 };
 
-// Every block of keys that the mask needs, last first. Leaves state.o and state.sum complete.
+// Every block of keys that the mask needs, last first. Leaves state.o and state.softmax.sum
+// complete.
 template <class Config, class Params>
 __device__ __forceinline__ void WalkKeys(WarpState<Config>& state, SharedStorage<Config>& shared,
                                          const Problem& problem, i64 q_begin, i64 q_end,
@@ -596,16 +325,17 @@ __device__ __forceinline__ void StoreRows(WarpState<Config>& state, SharedStorag
   using Element = typename Config::Element;
   const abi::AttnFwdParams& core = params.core;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int first_row = warp * 16 * kMTiles<Config>;
   const float sink = Config::Sink::Logit(problem, params);
 #pragma unroll
   for (int m = 0; m < kMTiles<Config>; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float sum = state.sum[m][r];
+      float sum = state.softmax.sum[m][r];
       sum += __shfl_xor_sync(kAllLanes, sum, 1);
       sum += __shfl_xor_sync(kAllLanes, sum, 2);
-      const SoftmaxEnd end = FinishSoftmax(state.reference[m][r] * kLn2, sum, sink);
-      const int row = RowOf<Config>(m, 2 * r);
+      const SoftmaxEnd end = FinishSoftmax(state.softmax.reference[m][r] * kLn2, sum, sink);
+      const int row = first_row + RowOf(m, 2 * r);
       if (lane % 4 == 0 && q_begin + row < problem.seqlen_q)
         Config::Lse::Store(end.lse, problem, q_begin + row, params);
 #pragma unroll
@@ -620,7 +350,6 @@ __device__ __forceinline__ void StoreRows(WarpState<Config>& state, SharedStorag
   __syncwarp();
   Element* o = static_cast<Element*>(core.o) + problem.q_batch * core.o_strides.batch +
                problem.h * core.o_strides.head;
-  const int first_row = warp * 16 * kMTiles<Config>;
   const int rows =
       static_cast<int>(Min(16 * kMTiles<Config>, problem.seqlen_q - q_begin - first_row));
   constexpr int kChunks = RoundUp(Config::kHeadDimV, 8) / 8;
@@ -660,8 +389,8 @@ __device__ __forceinline__ void AttendTile(SharedStorage<Config>& shared, const 
     for (int m = 0; m < kMTiles<Config>; ++m) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        state.reference[m][r] = -Infinity();
-        state.sum[m][r] = 0;
+        state.softmax.reference[m][r] = -Infinity();
+        state.softmax.sum[m][r] = 0;
       }
 #pragma unroll
       for (int n = 0; n < WarpState<Config>::kVTiles; ++n) {

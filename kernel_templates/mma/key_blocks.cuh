@@ -1,0 +1,36 @@
+// The blocks of keys that a tile of rows needs, and the walk over them.
+#ifndef TILEWRIGHT_MMA_KEY_BLOCKS_CUH_
+#define TILEWRIGHT_MMA_KEY_BLOCKS_CUH_
+
+#include "core/math.cuh"
+#include "core/problem.cuh"
+#include "policy/mask_chain.cuh"
+
+namespace tilewright {
+
+// The blocks of keys that a tile of rows needs. Block numbers fit an int: they are keys / kBlockN.
+struct BlockWalk {
+  int begin, end, full_begin, full_end;
+};
+
+// The next block below `n` that the mask needs; walk.begin - 1 when there is none.
+template <class Config, class Params>
+__device__ __forceinline__ int BlockBelow(int n, const BlockWalk& walk, const Problem& problem,
+                                          i64 q_begin, i64 q_end, const Params& params) {
+  for (--n; n >= walk.begin; --n) {
+    const i64 kv_begin = i64{n} * Config::kBlockN;
+    if (!Config::Mask::Skip(problem, q_begin, q_end, kv_begin,
+                            Min(kv_begin + Config::kBlockN, problem.seqlen_kv), params)) {
+      break;
+    }
+  }
+  return n;
+}
+
+// Whether the mask may know of blocks that need no element test. Keys on missing pages do.
+template <class Config>
+inline constexpr bool kHasFullBlocks = Config::Mask::kIsInterval&& Config::KvRows::kIsDense;
+
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_MMA_KEY_BLOCKS_CUH_
