@@ -82,16 +82,31 @@ std::set<std::string> DeclaredFunctions() {
   return names;
 }
 
-TEST(SharedLibraryTest, ShowsTheFunctionsOfTheHeaderAndNothingElse) {
-  const Output symbols =
-      RunCommand("nm -D --defined-only --format=posix '" TILEWRIGHT_SHARED_LIBRARY "'");
+TEST(SharedLibraryTest, ShowsItsInterfacesAndNothingElse) {
+  const Output symbols = RunCommand("nm -DC --defined-only '" TILEWRIGHT_SHARED_LIBRARY "'");
   if (symbols.exit_code == 127) GTEST_SKIP() << "no nm";
   ASSERT_EQ(symbols.exit_code, 0);
-  std::set<std::string> shown;
+  std::set<std::string> c_functions;
+  std::set<std::string> cpp_names;
   std::istringstream lines(symbols.text);
-  for (std::string line; std::getline(lines, line);) shown.insert(line.substr(0, line.find(' ')));
+  for (std::string line; std::getline(lines, line);) {
+    const std::string name = line.substr(line.find(' ', line.find(' ') + 1) + 1);
+    if (name.rfind("tilewright::", 0) == 0) {
+      // Without arguments, and without the ABI tag of functions that return strings.
+      cpp_names.insert(name.substr(0, name.find_first_of("([")));
+    } else {
+      c_functions.insert(name);
+    }
+  }
   EXPECT_THAT(DeclaredFunctions(), testing::Contains("tw_run"));
-  EXPECT_EQ(shown, DeclaredFunctions());
+  EXPECT_EQ(c_functions, DeclaredFunctions());
+  EXPECT_THAT(cpp_names,
+              testing::IsSupersetOf({"tilewright::Runtime::Create", "tilewright::Runtime::~Runtime",
+                                     "tilewright::ParseSpec", "tilewright::SpecText",
+                                     "tilewright::RuntimeOptions::FromEnvironment"}));
+  for (const std::string& name : cpp_names) {
+    EXPECT_THAT(name, Not(testing::ContainsRegex("::(Impl|State|spec|plan|build|device)::")));
+  }
 }
 
 TEST(SharedLibraryTest, NeedsNeitherDriverNorCompilerToStart) {

@@ -29,6 +29,8 @@
 #include <string>
 #include <vector>
 
+#include "tilewright/export.h"
+
 namespace tilewright {
 
 enum class Operation { kForward, kBackward };
@@ -264,7 +266,8 @@ struct AttentionArgs {
 };
 
 // Dense strides of a [batch, seqlen, heads, dim] tensor stored in `layout`.
-Strides DenseStrides(Layout layout, int64_t batch, int64_t seqlen, int64_t heads, int64_t dim);
+TILEWRIGHT_API Strides DenseStrides(Layout layout, int64_t batch, int64_t seqlen, int64_t heads,
+                                    int64_t dim);
 
 }  // namespace tilewright
 

@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "tilewright/export.h"
 
 namespace tilewright {
 
@@ -115,7 +116,7 @@ struct RuntimeOptions {
 
   // Defaults overridden by the TILEWRIGHT_* variables of the environment. InvalidArgument names a
   // variable that does not parse.
-  static absl::StatusOr<RuntimeOptions> FromEnvironment();
+  TILEWRIGHT_API static absl::StatusOr<RuntimeOptions> FromEnvironment();
 };
 
 }  // namespace tilewright

@@ -36,6 +36,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "tilewright/attention.h"
+#include "tilewright/export.h"
 #include "tilewright/options.h"
 
 struct CUstream_st;  // CUstream of cuda.h is a pointer to it
@@ -88,9 +89,9 @@ struct RuntimeCounters {
 };
 
 // One prepared attention operation on one device.
-class PreparedAttention {
+class TILEWRIGHT_API PreparedAttention {
  public:
-  struct State;
+  struct TILEWRIGHT_LOCAL State;
 
   PreparedAttention() = default;
   explicit PreparedAttention(std::shared_ptr<const State> state) : state_(std::move(state)) {}
@@ -113,7 +114,7 @@ class PreparedAttention {
   std::shared_ptr<const State> state_;
 };
 
-class Runtime {
+class TILEWRIGHT_API Runtime {
  public:
   // Needs neither a GPU nor CUDA: both are looked for by Prepare. InvalidArgument for options that
   // contradict each other.
@@ -166,7 +167,7 @@ class Runtime {
   void Flush();
 
  private:
-  struct Impl;
+  struct TILEWRIGHT_LOCAL Impl;
   friend struct RuntimeParts;  // src/runtime/runtime_impl.h: the same over a driver and a store
                                // that are given
   explicit Runtime(std::unique_ptr<Impl> impl);
@@ -176,12 +177,12 @@ class Runtime {
 // The text form of a spec, "fwd bf16 b=2 h=32/8 s=4096 d=128 causal lse" (README.md has the words),
 // and back. Snippets are named by file: score=@FILE and mask=@FILE are read. InvalidArgument names
 // the word that does not fit; NotFound the file that cannot be read.
-absl::StatusOr<AttentionSpec> ParseSpec(std::string_view text);
-std::string SpecText(const AttentionSpec& spec);
+TILEWRIGHT_API absl::StatusOr<AttentionSpec> ParseSpec(std::string_view text);
+TILEWRIGHT_API std::string SpecText(const AttentionSpec& spec);
 
 // Prepare and Run in one call, for programs that keep no handle.
-absl::Status Attention(Runtime& runtime, const AttentionSpec& spec, const AttentionArgs& args,
-                       Stream stream);
+TILEWRIGHT_API absl::Status Attention(Runtime& runtime, const AttentionSpec& spec,
+                                      const AttentionArgs& args, Stream stream);
 
 }  // namespace tilewright
 

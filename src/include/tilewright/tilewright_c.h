@@ -46,7 +46,7 @@ extern "C" {
 typedef int32_t tw_status;
 enum {
   TW_OK = 0,
-  TW_CANCELLED = 1, /* tw_cancel_compiles was called meanwhile */
+  TW_CANCELLED = 1,          /* tw_cancel_compiles was called meanwhile */
   TW_INVALID_ARGUMENT = 3,   /* spec, args or options ill formed; a user snippet does not compile */
   TW_DEADLINE_EXCEEDED = 4,  /* a compile took longer than compile_timeout_ms */
   TW_NOT_FOUND = 5,          /* a file that was named */

@@ -1,7 +1,8 @@
 // The recording driver (fake_driver.h) in the place of libcuda.so.1, for programs that find their
 // driver themselves. The thread that initialises it gets the primary context of device 0 as its
 // current one, as if it had used the CUDA runtime before. What was launched is printed on standard
-// output, one line "launch KERNEL GRID BLOCK" each.
+// output, one line "launch KERNEL GRID BLOCK" each. The functions that an application of its own
+// calls by name are there too.
 #include <cstdio>
 #include <cstring>
 
@@ -55,6 +56,26 @@ CUresult cuGetProcAddress_v2(const char* symbol, void** function, int, cuuint64_
         *function != nullptr ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
   }
   return *function != nullptr ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult cuInit(unsigned flags) { return Init(flags); }
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  return Driver().api().cuDevicePrimaryCtxRetain(context, device);
+}
+
+CUresult cuCtxSetCurrent(CUcontext context) { return Driver().api().cuCtxSetCurrent(context); }
+
+CUresult cuMemAlloc(CUdeviceptr* memory, size_t bytes) {
+  return Driver().api().cuMemAlloc(memory, bytes);
+}
+
+CUresult cuMemcpyHtoD(CUdeviceptr to, const void* from, size_t bytes) {
+  return Driver().api().cuMemcpyHtoDAsync(to, from, bytes, nullptr);
+}
+
+CUresult cuMemcpyDtoH(void* to, CUdeviceptr from, size_t bytes) {
+  return Driver().api().cuMemcpyDtoHAsync(to, from, bytes, nullptr);
 }
 
 }  // extern "C"
