@@ -1,16 +1,10 @@
-// Runs a CUDA kernel of one dimension on the CPU: included before the kernel's source, it gives g++
-// the few CUDA names that the families use. The threads of a block are fibers that take turns;
-// each runs until it waits for the others at a barrier, a shuffle or a ballot.
+// What a kernel finds in CUDA's place when a C++ compiler compiles it for the emulator: included
+// before the kernel's source. The headers of ptx/ beside this file stand in for those of
+// kernel_templates/ptx. Everything else of a kernel is compiled as it is.
+//
+// Includes nothing, for the sake of compile time: what is declared here is defined in emulator/.
 #ifndef TILEWRIGHT_TESTS_CUDA_ON_HOST_H_
 #define TILEWRIGHT_TESTS_CUDA_ON_HOST_H_
-
-#include <ucontext.h>
-
-#include <cmath>
-#include <cstdlib>
-#include <functional>
-#include <memory>
-#include <vector>
 
 #define __device__
 #define __global__
@@ -23,135 +17,146 @@
 namespace cuda_on_host {
 
 struct Dim {
-  unsigned x = 0;
+  unsigned x = 0, y = 0, z = 0;
+};
+struct Indices {
+  Dim thread, block, block_size, grid;
+};
+extern Indices indices;
+
+// ---- addresses
+
+// Offset in the block's shared memory; a fault when `pointer` lies elsewhere.
+unsigned SharedOffset(const void* pointer);
+
+// ---- what the threads of a warp do together
+
+// Which instruction it is: the lanes of a warp must meet at the same one.
+enum class Operation {
+  kShuffle,
+  kShuffleXor,
+  kShuffleUp,
+  kShuffleDown,
+  kBallot,
+  kSyncWarp,
+  kLdmatrix,
+  kMma,
 };
 
-// Everyone of `size` threads waits for the others.
-struct Barrier {
-  int size = 0;
-  int arrived = 0;
-  long generation = 0;
-};
+// Returns when the lanes of `mask` have all called it. The last of them has called
+// run(arguments of each lane, null for lanes outside the mask) before any returns.
+void MeetInWarp(Operation operation, unsigned mask, void* arguments,
+                void (*run)(void* const (&arguments)[32], unsigned mask));
 
-class Block {
- public:
-  explicit Block(int threads) : fibers_(threads), warps_(threads / 32), all_{.size = threads} {
-    for (Warp& warp : warps_) warp.barrier.size = 32;
-  }
+int Lane();
 
-  // Runs `body` once on every thread.
-  void Run(const std::function<void()>& body);
+// The 32 bits of `value` in the lane that `operation` and `by` lead to from this one.
+unsigned Shuffle(Operation operation, unsigned mask, unsigned value, int by, int width);
+unsigned Ballot(unsigned mask, bool vote);
 
-  void Wait(Barrier& barrier) {
-    const long generation = barrier.generation;
-    if (++barrier.arrived == barrier.size) {
-      barrier.arrived = 0;
-      ++barrier.generation;
-      return;
-    }
-    while (barrier.generation == generation) {
-      swapcontext(&fibers_[current_].context, &scheduler_);
-    }
-  }
-  void WaitForBlock() { Wait(all_); }
+// ---- what the threads of a block do together
 
-  // The value that `lane` of this thread's warp passes.
-  template <typename T>
-  T Exchange(T value, int lane) {
-    Warp& warp = warps_[current_ / 32];
-    static_assert(sizeof(T) == 4);
-    warp.slots[current_ % 32] = __builtin_bit_cast(unsigned, value);
-    Wait(warp.barrier);
-    const T result = __builtin_bit_cast(T, warp.slots[lane]);
-    Wait(warp.barrier);
-    return result;
-  }
-  unsigned Ballot(bool vote) {
-    Warp& warp = warps_[current_ / 32];
-    warp.slots[current_ % 32] = vote;
-    Wait(warp.barrier);
-    unsigned ballot = 0;
-    for (int lane = 0; lane < 32; ++lane) ballot |= warp.slots[lane] << lane;
-    Wait(warp.barrier);
-    return ballot;
-  }
-  int lane() const { return current_ % 32; }
+enum class Votes { kNone, kAnd, kOr, kCount };
+int WaitForBlock(Votes votes, int vote);
 
- private:
-  struct Fiber {
-    ucontext_t context;
-    std::unique_ptr<char[]> stack;
-    bool done = false;
-  };
-  struct Warp {
-    Barrier barrier;
-    unsigned slots[32];
-  };
-  static void Main();
+// ---- memory
 
-  std::vector<Fiber> fibers_;
-  std::vector<Warp> warps_;
-  Barrier all_;
-  ucontext_t scheduler_;
-  int current_ = 0;
-  const std::function<void()>* body_ = nullptr;
-};
-
-inline Block* block = nullptr;  // the one that runs
+// Adds to what lies at `address`, as one indivisible step, and returns what was there.
+float AtomicAdd(float* address, float value);
+int AtomicAdd(int* address, int value);
+unsigned AtomicAdd(unsigned* address, unsigned value);
+unsigned long long AtomicAdd(unsigned long long* address, unsigned long long value);
 
 }  // namespace cuda_on_host
 
-inline cuda_on_host::Dim threadIdx, blockIdx, gridDim;
+#define threadIdx cuda_on_host::indices.thread
+#define blockIdx cuda_on_host::indices.block
+#define blockDim cuda_on_host::indices.block_size
+#define gridDim cuda_on_host::indices.grid
 
-namespace cuda_on_host {
-
-inline void Block::Main() {
-  (*block->body_)();
-  block->fibers_[block->current_].done = true;
-  swapcontext(&block->fibers_[block->current_].context, &block->scheduler_);
+extern "C" {
+float expf(float) noexcept;
+float exp2f(float) noexcept;
+float logf(float) noexcept;
+float log2f(float) noexcept;
+float tanhf(float) noexcept;
+float sqrtf(float) noexcept;
+float sinf(float) noexcept;
+float cosf(float) noexcept;
+float powf(float, float) noexcept;
+float fabsf(float) noexcept;
+float fmaxf(float, float) noexcept;
+float fminf(float, float) noexcept;
+float fmaf(float, float, float) noexcept;
+float floorf(float) noexcept;
 }
 
-inline void Block::Run(const std::function<void()>& body) {
-  constexpr size_t kStackBytes = 64 << 10;
-  block = this;
-  body_ = &body;
-  for (Fiber& fiber : fibers_) {
-    fiber.stack = std::make_unique<char[]>(kStackBytes);
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = kStackBytes;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, &Block::Main, 0);
-  }
-  for (bool running = true; running;) {
-    running = false;
-    for (size_t t = 0; t < fibers_.size(); ++t) {
-      if (fibers_[t].done) continue;
-      running = true;
-      current_ = static_cast<int>(t);
-      threadIdx.x = static_cast<unsigned>(t);
-      swapcontext(&scheduler_, &fibers_[t].context);
-    }
-  }
-}
-
-// Launches grid blocks of `threads` threads, one after the other.
-inline void Launch(unsigned grid, int threads, const std::function<void()>& kernel) {
-  gridDim.x = grid;
-  for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) Block(threads).Run(kernel);
-}
-
-}  // namespace cuda_on_host
-
-inline void __syncthreads() { cuda_on_host::block->WaitForBlock(); }
-template <typename T>
-T __shfl_sync(unsigned, T value, int lane) {
-  return cuda_on_host::block->Exchange(value, lane);
+inline float rsqrtf(float x) { return 1 / sqrtf(x); }
+inline float __int_as_float(int bits) { return __builtin_bit_cast(float, bits); }
+inline float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
+inline int __float_as_int(float value) { return __builtin_bit_cast(int, value); }
+inline unsigned __float_as_uint(float value) { return __builtin_bit_cast(unsigned, value); }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __popcll(unsigned long long bits) { return __builtin_popcountll(bits); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
+inline int __clz(int bits) { return bits == 0 ? 32 : __builtin_clz(static_cast<unsigned>(bits)); }
+inline unsigned __umulhi(unsigned a, unsigned b) {
+  return static_cast<unsigned>(static_cast<unsigned long long>(a) * b >> 32);
 }
 template <typename T>
-T __shfl_xor_sync(unsigned, T value, int mask) {
-  return cuda_on_host::block->Exchange(value, cuda_on_host::block->lane() ^ mask);
+T __ldg(const T* address) {
+  return *address;
 }
-inline unsigned __ballot_sync(unsigned, bool vote) { return cuda_on_host::block->Ballot(vote); }
+
+inline void __syncthreads() { cuda_on_host::WaitForBlock(cuda_on_host::Votes::kNone, 0); }
+inline int __syncthreads_and(int vote) {
+  return cuda_on_host::WaitForBlock(cuda_on_host::Votes::kAnd, vote);
+}
+inline int __syncthreads_or(int vote) {
+  return cuda_on_host::WaitForBlock(cuda_on_host::Votes::kOr, vote);
+}
+inline int __syncthreads_count(int vote) {
+  return cuda_on_host::WaitForBlock(cuda_on_host::Votes::kCount, vote);
+}
+void __syncwarp(unsigned mask = 0xffffffffu);
+// Blocks run one after the other, and within a block memory is in order.
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+inline void __nanosleep(unsigned) {}
+
+template <typename T>
+T __shfl_sync(unsigned mask, T value, int lane, int width = 32) {
+  return __builtin_bit_cast(
+      T, cuda_on_host::Shuffle(cuda_on_host::Operation::kShuffle, mask,
+                               __builtin_bit_cast(unsigned, value), lane, width));
+}
+template <typename T>
+T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32) {
+  return __builtin_bit_cast(
+      T, cuda_on_host::Shuffle(cuda_on_host::Operation::kShuffleXor, mask,
+                               __builtin_bit_cast(unsigned, value), lane_mask, width));
+}
+template <typename T>
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+  return __builtin_bit_cast(T, cuda_on_host::Shuffle(cuda_on_host::Operation::kShuffleUp, mask,
+                                                     __builtin_bit_cast(unsigned, value),
+                                                     static_cast<int>(delta), width));
+}
+template <typename T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+  return __builtin_bit_cast(T, cuda_on_host::Shuffle(cuda_on_host::Operation::kShuffleDown, mask,
+                                                     __builtin_bit_cast(unsigned, value),
+                                                     static_cast<int>(delta), width));
+}
+inline unsigned __ballot_sync(unsigned mask, int vote) {
+  return cuda_on_host::Ballot(mask, vote != 0);
+}
+inline int __any_sync(unsigned mask, int vote) { return __ballot_sync(mask, vote) != 0; }
+inline int __all_sync(unsigned mask, int vote) { return __ballot_sync(mask, vote) == mask; }
+
+template <typename T>
+T atomicAdd(T* address, T value) {
+  return cuda_on_host::AtomicAdd(address, value);
+}
 
 #endif  // TILEWRIGHT_TESTS_CUDA_ON_HOST_H_

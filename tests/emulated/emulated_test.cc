@@ -1,24 +1,20 @@
 // Runs emitted kernels without a GPU: the translation unit is compiled by the C++ compiler that
 // built this test, with cuda_on_host.h in CUDA's place, and launched on the bytes that the runtime
 // packs. The results are held against the fp64 reference.
-#include <dlfcn.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <atomic>
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <limits>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
+#include "absl/status/statusor.h"
 #include "arch/arch_traits.h"
 #include "arch/board_profile.h"
+#include "base/status_macros.h"
 #include "emit/emit_kernel.h"
 #include "emit/param_layout.h"
 #include "plan/launch_shape.h"
@@ -27,6 +23,7 @@
 #include "runtime/pack_args.h"
 #include "spec/canonical.h"
 #include "spec/validate.h"
+#include "tests/emulated/emulated_kernel.h"
 #include "tests/reference/host_case.h"
 
 namespace tilewright {
@@ -73,6 +70,44 @@ void MakePaged(HostCase& c) {
   };
   c.args.k = {c.k.data(), strides(c.spec.dim_qk)};
   c.args.v = {c.v.data(), strides(c.spec.dim_v)};
+}
+
+// Every tensor in rows `pad` elements longer than they are, from an address `pad` elements behind
+// what malloc gives: no row starts on a multiple of 16 bytes.
+void Misalign(HostCase& c, int64_t pad) {
+  const auto relay = [&](reference::Array& array, Tensor& tensor, ElementType type, int64_t dim) {
+    const int64_t rows = array.count() / dim;
+    reference::Array wider(type, pad + rows * (dim + pad));
+    for (int64_t n = 0; n < wider.count(); ++n) wider.Set(n, kNaN);
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t d = 0; d < dim; ++d) {
+        wider.Set(pad + row * (dim + pad) + d, array.Get(row * dim + d));
+      }
+    }
+    array = std::move(wider);
+    tensor.data = static_cast<const std::byte*>(array.data()) + pad * spec::ElementBytes(type);
+    for (int64_t* stride : {&tensor.strides.batch, &tensor.strides.seq, &tensor.strides.head}) {
+      *stride = *stride / dim * (dim + pad);
+    }
+  };
+  relay(c.q, c.args.q, c.spec.type, c.spec.dim_qk);
+  relay(c.k, c.args.k, spec::KvType(c.spec), c.spec.dim_qk);
+  relay(c.v, c.args.v, spec::KvType(c.spec), c.spec.dim_v);
+  for (int64_t* stride : {&c.d_o_strides.batch, &c.d_o_strides.seq, &c.d_o_strides.head}) {
+    *stride = *stride / c.spec.dim_v * (c.spec.dim_v + pad);
+  }
+}
+
+// NaN in keys that no row sees.
+void PoisonKeysFrom(HostCase& c, int64_t first) {
+  for (int64_t b = 0; b < c.spec.batch; ++b) {
+    for (int64_t j = first; j < c.spec.seqlen_kv; ++j) {
+      for (int64_t h = 0; h < c.spec.heads_kv; ++h) {
+        for (int64_t d = 0; d < c.spec.dim_qk; ++d) c.k.Set(c.KAt(b, j, h, d), kNaN);
+        for (int64_t d = 0; d < c.spec.dim_v; ++d) c.v.Set(c.VAt(b, j, h, d), kNaN);
+      }
+    }
+  }
 }
 
 // The same memory read with keys innermost.
@@ -136,6 +171,47 @@ std::vector<Scenario> Scenarios() {
       {"fwd bf16 b=1 h=1 s=8/40 d=576/512 lse"},
       {"fwd fp32 b=1 h=1 s=3/0 d=16 lse sinks"},
   };
+  // For tensor cores: 16-bit, and every policy.
+  const std::vector<Scenario> halves = {
+      {"fwd fp16 b=1 h=3/1 s=129/200 d=128 causal lse"},
+      {"fwd bf16 b=1 h=1 s=70/37 d=64 causal lse"},
+      {"fwd bf16 b=1 h=1 s=70/37 d=64 causal=top_left lse empty_lse=+inf sinks"},
+      {"fwd fp16 b=1 h=1 s=90/170 d=40 window=20,3 lse"},
+      {"fwd fp16 b=1 h=1 s=170/90 d=96/80 window=-1,5 align=top_left scale=-0.3 lse"},
+      {"fwd bf16 b=1 h=2/1 s=100/130 d=72 softcap=5 causal lse"},
+      {"fwd fp16 b=2 h=2 s=65/100 d=32 alibi causal sinks lse lse_base=2"},
+      {"fwd bf16 b=4 h=2/1 s=20/50 d=32 bias=fp32:1,2,20,50 bias=bf16:2,1,20,50:mod "
+       "bias=fp16:2,1,1,50:div bias=bool:4,1,1,50 softcap=5 lse"},
+      {"fwd fp16 b=2 h=2/1 s=20/50 d=32 bias=fp32:1,2,20,50 softcap=5 softcap_before_bias lse"},
+      {"fwd bf16 b=1 h=2/1 s=70/137 d=48 dropout=0.3 lse sinks"},
+      {"fwd fp16 b=2 h=2 s=70/290 d=16 block_mask=128,24 causal lse layout=sbhd"},
+      {"fwd fp16 b=4 h=2/1 s=40/150 d=16 varlen layout=thd causal lse sinks",
+       {40, 0, 3, 7},
+       {150, 3, 0, 133}},
+      {"fwd bf16 b=3 h=2/1 s=40/50 d=24 varlen lse",
+       {},
+       {},
+       [](HostCase& c) {
+         SetLengths(c, {50, 0, 13});
+         PoisonKeysFrom(c, 50);
+       }},
+      {"fwd bf16 b=1 h=1 s=40/300 d=64 causal=top_left lse",
+       {},
+       {},
+       [](HostCase& c) { PoisonKeysFrom(c, 40); }},
+      {"fwd bf16 b=3 h=2/1 s=70/50 d=80/24 paged=16 varlen lse causal", {}, {}, MakePaged},
+      {"fwd bf16 b=1 h=2/1 s=50/133 d=33/57 lse", {}, {}, [](HostCase& c) { Misalign(c, 1); }},
+      {"fwd fp16 b=2 h=2/1 s=33/70 d=64/40 causal lse layout=bhsd",
+       {},
+       {},
+       [](HostCase& c) { Misalign(c, 4); }},
+      {"fwd bf16 b=1 h=2/1 s=33/70 d=100 exact lse", {}, {}, [](HostCase& c) { Misalign(c, 12); }},
+      {"fwd fp16 b=1 h=1 s=40/170 d=192/128 lse"},
+      {"fwd bf16 b=1 h=1 s=40/70 d=256 causal lse"},
+      {"fwd fp16 b=1 h=1 s=3/5 d=1/7 lse"},
+      {"fwd bf16 b=1 h=1 s=33/0 d=16 lse sinks"},
+  };
+  all.insert(all.end(), halves.begin(), halves.end());
   // Documents of 16 keys and a rule of distance, once in CUDA, once in C++.
   Scenario snippets = {"fwd fp32 b=2 h=2 s=40/48 d=16 score=@score mask=@mask lse"};
   snippets.score_snippet = "return score * (1 + h) - 0.25f * (i - j) + b;";
@@ -148,61 +224,10 @@ std::vector<Scenario> Scenarios() {
     return at.i / 16 == at.j / 16 && at.j + 4 < at.seqlen_kv;
   };
   all.push_back(snippets);
+  snippets.spec = "fwd bf16 b=2 h=2 s=80/148 d=32 score=@score mask=@mask lse";
+  all.push_back(snippets);
   return all;
 }
-
-// ---- the kernel -------------------------------------------------------------------------------
-
-using LaunchFunction = void (*)(const void* params, unsigned grid);
-
-// Kernel source as a library of the host, below a folder of its own.
-class EmulatedKernel {
- public:
-  EmulatedKernel(const artifact::KernelSource& source, int threads) {
-    static std::atomic<int> count = 0;
-    folder_ = std::filesystem::path(testing::TempDir()) /
-              absl::StrCat("tilewright_emulated_", getpid(), "_", count++);
-    std::filesystem::create_directories(folder_ / "user");
-    for (const artifact::SourceFile& header : source.generated_headers) {
-      std::ofstream(folder_ / header.name) << header.text;
-    }
-    std::ofstream(folder_ / "kernel.cc")
-        << source.text << "\nnamespace tilewright::fwd_simple {\nalignas(16) u8 shared_bytes["
-        << (228 << 10) << "];\n}\n"
-        << "extern \"C\" void Launch(const void* params, unsigned grid) {\n"
-        << "  cuda_on_host::Launch(grid, " << threads << ", [params] {\n    " << source.entry_name
-        << "(*static_cast<const tilewright::Params*>(params));\n  });\n}\n";
-    const std::string root = TILEWRIGHT_SOURCE_DIR;
-    const std::string command = absl::StrCat(
-        TILEWRIGHT_CXX_COMPILER, " -std=c++20 -O1 -fno-strict-aliasing -fPIC -shared -I", root,
-        "/kernel_templates -I", folder_.string(), " -include ", root,
-        "/tests/emulated/cuda_on_host.h ", (folder_ / "kernel.cc").string(), " -o ",
-        (folder_ / "kernel.so").string(), " 2> ", (folder_ / "log").string());
-    if (std::system(command.c_str()) != 0) {
-      std::ifstream log(folder_ / "log");
-      error_ = std::string(std::istreambuf_iterator<char>(log), {});
-      return;
-    }
-    library_ = dlopen((folder_ / "kernel.so").c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library_ == nullptr) error_ = dlerror();
-  }
-  ~EmulatedKernel() {
-    if (library_ != nullptr) dlclose(library_);
-    std::filesystem::remove_all(folder_);
-  }
-  EmulatedKernel(const EmulatedKernel&) = delete;
-  EmulatedKernel& operator=(const EmulatedKernel&) = delete;
-
-  const std::string& error() const { return error_; }
-  LaunchFunction launch() const {
-    return reinterpret_cast<LaunchFunction>(dlsym(library_, "Launch"));
-  }
-
- private:
-  std::filesystem::path folder_;
-  std::string error_;
-  void* library_ = nullptr;
-};
 
 // ---- the comparison ---------------------------------------------------------------------------
 
@@ -212,8 +237,19 @@ struct Outputs {
         packed(c.args.cu_seqlens_q != nullptr),
         rows(packed ? c.args.total_q : c.args.batch * c.args.seqlen_q),
         // No kernel writes these bytes or this LSE.
-        o(rows * c.spec.heads_q * c.spec.dim_v * spec::ElementBytes(type), std::byte{0x7f}),
+        o(SizeOfO(c) * spec::ElementBytes(type), std::byte{0x7f}),
         lse(rows * c.spec.heads_q, 12345.f) {}
+
+  // Elements up to the last one, whatever the strides.
+  static int64_t SizeOfO(const HostCase& c) {
+    if (c.args.cu_seqlens_q == nullptr && c.spec.batch * c.spec.seqlen_q == 0) return 0;
+    if (c.args.cu_seqlens_q != nullptr && c.args.total_q == 0) return 0;
+    const bool packed = c.args.cu_seqlens_q != nullptr;
+    return HostCase::Offset(c.d_o_strides, packed ? 0 : c.spec.batch - 1,
+                            (packed ? c.args.total_q : c.spec.seqlen_q) - 1, c.spec.heads_q - 1,
+                            c.spec.dim_v - 1) +
+           1;
+  }
 
   ElementType type;
   bool packed;
@@ -250,6 +286,7 @@ void ExpectClose(const HostCase& c, const reference::Options& options, const Out
   ASSERT_TRUE(exact.ok() && plain.ok()) << exact.status() << plain.status();
   const int64_t dim = c.spec.dim_v, element_bytes = spec::ElementBytes(outputs.type);
   Error error, plain_error;
+  std::vector<bool> is_output(outputs.o.size() / element_bytes, false);
   for (size_t r = 0; r < rows.size(); ++r) {
     const auto [b, h, i] = rows[r];
     SCOPED_TRACE(testing::Message() << "b " << b << " h " << h << " i " << i);
@@ -257,6 +294,7 @@ void ExpectClose(const HostCase& c, const reference::Options& options, const Out
     const int64_t batch = outputs.packed ? 0 : b;
     for (int64_t d = 0; d < dim; ++d) {
       const int64_t at = HostCase::Offset(c.d_o_strides, batch, row, h, d);
+      is_output[at] = true;
       const double actual = reference::ToDouble(outputs.type, &outputs.o[at * element_bytes]);
       const double expected = exact->o[r * dim + d];
       ASSERT_EQ(std::isnan(actual), std::isnan(expected)) << "column " << d;
@@ -272,33 +310,95 @@ void ExpectClose(const HostCase& c, const reference::Options& options, const Out
       ExpectLse(outputs.lse[(batch * c.spec.heads_q + h) * length + row], exact->lse[r]);
     }
   }
+  for (size_t at = 0; at < is_output.size(); ++at) {
+    for (int64_t byte = 0; byte < element_bytes && !is_output[at]; ++byte) {
+      ASSERT_EQ(outputs.o[at * element_bytes + byte], std::byte{0x7f})
+          << "written between the rows of O, at element " << at;
+    }
+  }
   const bool fp32 = c.spec.type == ElementType::kFp32 && outputs.type == ElementType::kFp32;
   EXPECT_LE(error.relative(), fp32 ? 5e-6 : 1.5 * plain_error.relative());
 }
 
-class EmulatedTest : public testing::TestWithParam<Scenario> {};
+// Memory that a kernel of this problem may touch.
+std::vector<cuda_on_host::MemoryRange> MemoryOf(const HostCase& c, Outputs& outputs) {
+  std::vector<cuda_on_host::MemoryRange> memory;
+  const auto input = [&memory](std::string name, const void* data, size_t bytes) {
+    if (bytes != 0) memory.push_back({data, bytes, false, std::move(name)});
+  };
+  const auto array = [&](std::string name, const reference::Array& values) {
+    input(std::move(name), values.data(), static_cast<size_t>(values.bytes()));
+  };
+  const auto numbers = [&](std::string name, const auto& values) {
+    input(std::move(name), values.data(), values.size() * sizeof(values[0]));
+  };
+  array("q", c.q);
+  array("k", c.k);
+  array("v", c.v);
+  for (const reference::Array& term : c.bias) array("a bias term", term);
+  numbers("sinks", c.sinks);
+  numbers("alibi_slopes", c.slopes);
+  numbers("q_scale", c.q_scale);
+  numbers("k_scale", c.k_scale);
+  numbers("v_scale", c.v_scale);
+  numbers("block_mask", c.block_mask);
+  numbers("cu_seqlens_q", c.cu_seqlens_q);
+  numbers("cu_seqlens_kv", c.cu_seqlens_kv);
+  numbers("seqused_kv", c.seqused_kv);
+  numbers("page_table", c.page_table);
+  memory.push_back({outputs.o.data(), outputs.o.size(), true, "o"});
+  if (c.spec.lse) {
+    memory.push_back({outputs.lse.data(), outputs.lse.size() * sizeof(float), true, "lse"});
+  }
+  return memory;
+}
+
+// A scenario as one family computes it.
+struct Emulation {
+  Scenario scenario;
+  plan::Family family;
+};
+
+// A scenario's spec, plan and text.
+struct Prepared {
+  AttentionSpec spec;
+  plan::KernelPlan plan;
+  artifact::KernelSource source;
+};
+
+absl::StatusOr<Prepared> Prepare(const Emulation& emulation) {
+  const Scenario& scenario = emulation.scenario;
+  Prepared prepared;
+  TILEWRIGHT_ASSIGN_OR_RETURN(
+      const AttentionSpec parsed, spec::ParseSpec(scenario.spec, [&](std::string_view file) {
+        return file == "score" ? scenario.score_snippet : scenario.mask_snippet;
+      }));
+  prepared.spec = spec::Canonicalise(parsed);
+  TILEWRIGHT_ASSIGN_OR_RETURN(const arch::ArchTraits traits, arch::FindArchTraits("sm_90a"));
+  TILEWRIGHT_ASSIGN_OR_RETURN(const arch::BoardProfile board, arch::DefaultBoardProfile("sm_90a"));
+  TILEWRIGHT_ASSIGN_OR_RETURN(
+      const plan::Decision decision,
+      plan::Best(
+          {.spec = prepared.spec, .traits = traits, .board = board, .family = emulation.family}));
+  // Others than the best one run here, and so that all kinds of them do.
+  const std::vector<plan::KernelPlan>& plans = decision.candidates;
+  prepared.plan = plans[std::hash<std::string>{}(scenario.spec) % plans.size()];
+  TILEWRIGHT_ASSIGN_OR_RETURN(prepared.source, emit::EmitKernel(prepared.spec, prepared.plan));
+  return prepared;
+}
+
+class EmulatedTest : public testing::TestWithParam<Emulation> {};
 
 TEST_P(EmulatedTest, AgreesWithTheReference) {
-  const Scenario& scenario = GetParam();
+  const Scenario& scenario = GetParam().scenario;
   SCOPED_TRACE(scenario.spec);
-  const auto parsed = spec::ParseSpec(scenario.spec, [&](std::string_view file) {
-    return file == "score" ? scenario.score_snippet : scenario.mask_snippet;
-  });
-  ASSERT_TRUE(parsed.ok()) << parsed.status();
-  const AttentionSpec spec = spec::Canonicalise(*parsed);
+  const auto prepared = Prepare(GetParam());
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  SCOPED_TRACE(prepared->plan.ToString());
+  const AttentionSpec& spec = prepared->spec;
   HostCase c(spec, 7, scenario.lengths_q, scenario.lengths_kv);
   if (scenario.change) scenario.change(c);
-
-  const auto traits = arch::FindArchTraits("sm_90a");
-  const auto board = arch::DefaultBoardProfile("sm_90a");
-  ASSERT_TRUE(traits.ok() && board.ok());
-  const auto decision = plan::Best(
-      {.spec = spec, .traits = *traits, .board = *board, .family = plan::Family::kFwdSimple});
-  ASSERT_TRUE(decision.ok()) << decision.status();
-  const plan::KernelPlan& plan = decision->candidates.back();  // seldom the best one: run it here
-  const auto source = emit::EmitKernel(spec, plan);
-  ASSERT_TRUE(source.ok()) << source.status();
-  const EmulatedKernel kernel(*source, plan.threads());
+  const emulated::Kernel kernel(prepared->source);
   ASSERT_EQ(kernel.error(), "");
 
   Outputs outputs(c);
@@ -309,13 +409,28 @@ TEST_P(EmulatedTest, AgreesWithTheReference) {
   const emit::ParamLayout layout = emit::MakeParamLayout(spec);
   alignas(8) std::byte params[kMaxParamBytes];
   PackArgs(spec, layout, args, params);
-  const plan::LaunchShape shape = plan::ComputeLaunchShape(plan, spec, args);
+  const plan::LaunchShape shape = plan::ComputeLaunchShape(prepared->plan, spec, args);
   // Half of the blocks: the others' tiles are reached by the stride of the grid.
-  kernel.launch()(params, (shape.grid + 1) / 2);
+  const std::vector<std::string> faults =
+      kernel.Launch(params, layout.size, (shape.grid + 1) / 2, static_cast<int>(shape.block),
+                    shape.smem_bytes, MemoryOf(c, outputs));
+  EXPECT_THAT(faults, testing::IsEmpty());
   ExpectClose(c, {.callables = scenario.rules, .threads = 1}, outputs);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, EmulatedTest, testing::ValuesIn(Scenarios()));
+std::vector<Emulation> Emulations() {
+  std::vector<Emulation> all;
+  for (const Scenario& scenario : Scenarios()) {
+    for (const plan::Family family : {plan::Family::kFwdSimple, plan::Family::kFwdSm80}) {
+      const Emulation emulation = {scenario, family};
+      const auto prepared = Prepare(emulation);
+      if (prepared.ok() || !absl::IsUnimplemented(prepared.status())) all.push_back(emulation);
+    }
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EmulatedTest, testing::ValuesIn(Emulations()));
 
 }  // namespace
 }  // namespace tilewright

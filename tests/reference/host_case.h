@@ -23,7 +23,9 @@ class Array {
   double Get(int64_t n) const { return ToDouble(type_, bytes_.data() + n * size_); }
   void Set(int64_t n, double value) { FromDouble(type_, value, bytes_.data() + n * size_); }
   int64_t count() const { return count_; }
+  int64_t bytes() const { return count_ * size_; }
   void* data() { return bytes_.data(); }
+  const void* data() const { return bytes_.data(); }
   // Multiples of 1/256 in [-range, range]; bool: about three quarters set.
   void Fill(std::mt19937_64& random, double range);
 
