@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/digest.h"
+#include "cache/totals.h"
 
 namespace tilewright::cache {
 
@@ -99,8 +100,15 @@ class ArtifactStore {
   virtual absl::StatusOr<Entry> Read(const EntryInfo& info) = 0;
   // Looks at every file to count `entries` and `bytes`: for people, not for a hot path.
   virtual StoreStats Stats() = 0;
-  // The same without `entries` and `bytes`: where those would have to be counted on disk they are 0.
+  // The same without `entries` and `bytes`: where those would have to be counted on disk they are
+  // 0.
   virtual StoreStats Counters() { return Stats(); }
+
+  // Adds counters to those that the store keeps for all processes, where it keeps any. Failures are
+  // silent: the sums are for people.
+  virtual void AddToTotals(const Totals&) {}
+  // Empty where nothing was kept.
+  virtual Totals ReadTotals() { return {}; }
 
   // Excludes other processes of this host that are about to produce the same key, for at most
   // `timeout_ms`. An object that holds the lock until it is destroyed, or nullptr when it could not

@@ -32,6 +32,11 @@ constexpr int64_t kMinShardLimit = int64_t{1} << 20;
 constexpr int64_t kMaxFreeFloor = int64_t{256} << 20;
 constexpr int kFreeFloorDivisor = 20;
 
+constexpr char kTotalsName[] = "totals";
+constexpr int64_t kMaxTotalsBytes = 64 * 1024;
+// Whoever holds the lock only rewrites a small file.
+constexpr int kTotalsLockMs = 200;
+
 std::string ShardOf(const Digest& digest) { return digest.ToHex().substr(0, 2); }
 
 double MillisecondsSince(std::chrono::steady_clock::time_point start) {
@@ -93,7 +98,8 @@ struct DiskStore::Impl {
 
   // ---- writing
   Fault Publish(const std::string& shard_name, const std::string& name, const std::string& bytes);
-  Fault WriteTemporary(FileSystem::Handle temporaries, const std::string& bytes, std::string* name);
+  Fault WriteTemporary(FileSystem::Handle temporaries, const std::string& bytes, bool sync,
+                       std::string* name);
   Fault CheckFreeSpace(FileSystem::Handle handle);
   bool Holds(FileSystem::Handle shard, const std::string& name, const std::string& bytes);
   int64_t PausedFor();
@@ -432,7 +438,7 @@ bool DiskStore::Impl::Holds(FileSystem::Handle shard, const std::string& name,
 }
 
 Fault DiskStore::Impl::WriteTemporary(FileSystem::Handle temporaries, const std::string& bytes,
-                                      std::string* name) {
+                                      bool sync, std::string* name) {
   *name = RandomName();
   FileSystem::Handle handle = FileSystem::kInvalid;
   if (const int error = fs.CreateFile(temporaries, *name, directory.file_mode(), &handle);
@@ -442,7 +448,7 @@ Fault DiskStore::Impl::WriteTemporary(FileSystem::Handle temporaries, const std:
   ScopedHandle file(&fs, handle);
   int error = WriteAll(fs, handle, bytes);
   const char* step = "write";
-  if (error == 0) {
+  if (error == 0 && sync) {
     error = SyncIfSupported(fs, handle);
     step = "sync";
   }
@@ -468,7 +474,7 @@ Fault DiskStore::Impl::Publish(const std::string& shard_name, const std::string&
   fault = CheckFreeSpace(temporaries.get());
   if (!fault.ok()) return fault;
   std::string temporary;
-  fault = WriteTemporary(temporaries.get(), bytes, &temporary);
+  fault = WriteTemporary(temporaries.get(), bytes, /*sync=*/true, &temporary);
   if (!fault.ok()) return fault;
   if (const int error = fs.Rename(temporaries.get(), temporary, shard.get(), name); error != 0) {
     (void)fs.Unlink(temporaries.get(), temporary);
@@ -560,6 +566,49 @@ absl::Status DiskStore::Remove(const Digest& digest, std::string_view variant_he
 std::unique_ptr<ArtifactStore::KeyLock> DiskStore::Lock(const Digest& digest, int timeout_ms) {
   if (!impl_->writable()) return nullptr;
   return impl_->locks->Lock(digest, timeout_ms);
+}
+
+// ---- totals ---------------------------------------------------------------------------------
+
+Totals DiskStore::ReadTotals() {
+  Impl& impl = *impl_;
+  ScopedHandle version;
+  FileSystem::Handle handle = FileSystem::kInvalid;
+  if (!impl.directory.Open({"v1"}, /*create=*/false, &version).ok() ||
+      impl.fs.OpenFile(version.get(), kTotalsName, &handle) != 0) {
+    return {};
+  }
+  ScopedHandle file(&impl.fs, handle);
+  FileInfo info;
+  std::string text;
+  if (!impl.directory.CheckFile(handle, &info).ok() || info.size > kMaxTotalsBytes ||
+      ReadExactly(impl.fs, handle, static_cast<size_t>(info.size), &text) != 0) {
+    return {};
+  }
+  return ParseTotals(text).value_or(Totals{});
+}
+
+void DiskStore::AddToTotals(const Totals& more) {
+  Impl& impl = *impl_;
+  if (!impl.writable() || more.empty()) return;
+  const std::unique_ptr<KeyLock> lock = impl.locks->Lock(Sha256(kTotalsName), kTotalsLockMs);
+  if (lock == nullptr) return;
+  Totals sum = ReadTotals();
+  Accumulate(more, &sum);
+  ScopedHandle version;
+  ScopedHandle temporaries;
+  std::string temporary;
+  // Not synced: a process must not wait for the disk at its end for the sake of statistics. What a
+  // power cut leaves does not parse, and the sums begin anew.
+  if (!impl.directory.Open({"v1"}, /*create=*/true, &version).ok() ||
+      !impl.directory.Open({"v1", "tmp"}, /*create=*/true, &temporaries).ok() ||
+      !impl.WriteTemporary(temporaries.get(), SerializeTotals(sum), /*sync=*/false, &temporary)
+           .ok()) {
+    return;
+  }
+  if (impl.fs.Rename(temporaries.get(), temporary, version.get(), kTotalsName) != 0) {
+    (void)impl.fs.Unlink(temporaries.get(), temporary);
+  }
 }
 
 // ---- collecting -----------------------------------------------------------------------------

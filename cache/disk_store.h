@@ -67,6 +67,8 @@ class DiskStore : public ArtifactStore {
   absl::StatusOr<Entry> Read(const EntryInfo& info) override;
   StoreStats Stats() override;
   StoreStats Counters() override;
+  void AddToTotals(const Totals& more) override;
+  Totals ReadTotals() override;
   std::unique_ptr<KeyLock> Lock(const Digest& digest, int timeout_ms) override;
 
   // Evicts the entries unused for longest until the rest fits, and sweeps temporaries older than an

@@ -146,6 +146,14 @@ StoreStats LayeredStore::Sum(StoreStats (ArtifactStore::*ask)()) {
   return stats;
 }
 
+void LayeredStore::AddToTotals(const Totals& more) {
+  if (user_.store != nullptr) user_.store->AddToTotals(more);
+}
+
+Totals LayeredStore::ReadTotals() {
+  return user_.store != nullptr ? user_.store->ReadTotals() : Totals{};
+}
+
 std::unique_ptr<ArtifactStore::KeyLock> LayeredStore::Lock(const Digest& digest, int timeout_ms) {
   return user_.store == nullptr ? nullptr : user_.store->Lock(digest, timeout_ms);
 }

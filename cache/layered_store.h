@@ -38,6 +38,9 @@ class LayeredStore : public ArtifactStore {
   absl::StatusOr<Entry> Read(const EntryInfo& info) override;
   StoreStats Stats() override;
   StoreStats Counters() override;
+  // The user's directory keeps them.
+  void AddToTotals(const Totals& more) override;
+  Totals ReadTotals() override;
   std::unique_ptr<KeyLock> Lock(const Digest& digest, int timeout_ms) override;
 
  private:

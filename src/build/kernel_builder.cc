@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <utility>
@@ -56,6 +57,38 @@ bool IsRejected(const absl::Status& status) {
 
 std::string DriverVersionText(int version) {
   return absl::StrCat(version / 1000, ".", version % 1000 / 10);
+}
+
+// What `cache stats` sums up over processes. Empty when nothing happened: a process that built
+// nothing writes nothing.
+cache::Totals TotalsOf(const BuilderCounters& builder, const cache::StoreStats& store) {
+  const cache::Totals all = {
+      {"store_memory_hits", static_cast<double>(store.memory_hits)},
+      {"store_pack_hits", static_cast<double>(store.pack_hits)},
+      {"store_disk_hits", static_cast<double>(store.disk_hits)},
+      {"misses_absent", static_cast<double>(builder.misses_absent)},
+      {"misses_corrupt", static_cast<double>(builder.misses_corrupt)},
+      {"misses_foreign", static_cast<double>(builder.misses_foreign)},
+      {"misses_differ", static_cast<double>(builder.misses_differ)},
+      {"misses_unreadable", static_cast<double>(builder.misses_unreadable)},
+      {"compiles", static_cast<double>(builder.compiles)},
+      {"compile_ms", builder.compile_ms},
+      {"compile_failures", static_cast<double>(builder.compile_failures)},
+      {"loads", static_cast<double>(builder.loads)},
+      {"load_rejects", static_cast<double>(builder.load_rejects)},
+      {"publishes", static_cast<double>(store.publishes)},
+      {"publish_ms", store.publish_ms},
+      {"publish_failures", static_cast<double>(store.publish_failures)},
+      {"publish_drops", static_cast<double>(builder.publish_drops)},
+      {"store_evictions", static_cast<double>(store.evictions)},
+      {"lock_waits", static_cast<double>(store.lock_waits)},
+      {"lock_wait_ms", store.lock_wait_ms},
+      {"lock_timeouts", static_cast<double>(store.lock_timeouts)},
+      {"warnings_suppressed", static_cast<double>(store.warnings_suppressed)},
+  };
+  const bool nothing =
+      std::all_of(all.begin(), all.end(), [](const auto& total) { return total.second == 0; });
+  return nothing ? cache::Totals{} : all;
 }
 
 }  // namespace
@@ -116,7 +149,12 @@ KernelBuilder::KernelBuilder(const emit::TemplateBundle* bundle, cache::Artifact
 KernelBuilder::~KernelBuilder() {
   // In a forked child the writer thread is missing and a mutex may be held by a thread that is
   // missing too: nothing of it may be touched.
-  if (getpid() != impl_->pid) (void)impl_.release();
+  if (getpid() != impl_->pid) {
+    (void)impl_.release();
+    return;
+  }
+  // A store that does not even take its entries is not asked for more.
+  if (Flush()) impl_->store->AddToTotals(TotalsOf(counters(), impl_->store->Counters()));
 }
 
 LabelledHash KernelBuilder::Key(const artifact::KernelSource& source,

@@ -88,7 +88,8 @@ class KernelBuilder {
   KernelBuilder(const emit::TemplateBundle* bundle, cache::ArtifactStore* store,
                 const compile::NvrtcCompiler* compiler, const Logger* logger,
                 BuilderOptions options);
-  ~KernelBuilder();  // Flush()
+  // Flush(), and adds its counters to the totals of the store.
+  ~KernelBuilder();
   KernelBuilder(const KernelBuilder&) = delete;
   KernelBuilder& operator=(const KernelBuilder&) = delete;
 

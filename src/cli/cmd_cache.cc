@@ -97,6 +97,7 @@ struct LookOptions {
 
 int Stats(Toolchain& tools, const LookOptions&, const Console& console) {
   const cache::StoreStats stats = tools.store().Stats();
+  const cache::Totals totals = tools.store().ReadTotals();
   const cache::StoreLocation& location = tools.location();
   if (console.json) {
     console.Print({{"command", "cache stats"},
@@ -107,11 +108,16 @@ int Stats(Toolchain& tools, const LookOptions&, const Console& console) {
                    {"bytes", stats.bytes},
                    {"max_bytes", tools.options().cache_max_bytes},
                    {"corrupt", stats.corrupt},
-                   {"foreign", stats.foreign}});
+                   {"foreign", stats.foreign},
+                   {"totals", totals}});
   } else {
     console.out << "store     " << WhereText(location) << "\n"
                 << absl::StreamFormat("entries   %d\nbytes     %d of %d\n", stats.entries,
                                       stats.bytes, tools.options().cache_max_bytes);
+    if (!totals.empty()) console.out << "of all programs that used it so far:\n";
+    for (const auto& [name, value] : totals) {
+      console.out << absl::StreamFormat("  %-20s%.0f\n", name, value);
+    }
   }
   return kExitFine;
 }

@@ -18,17 +18,19 @@
 #include "arch/board_profile.h"
 #include "base/mutex.h"
 #include "build/entry_codec.h"
+#include "cache/disk_store.h"
 #include "cache/memory_store.h"
 #include "cache/open_store.h"
 #include "plan/planner.h"
 #include "spec/canonical.h"
 #include "tests/device/fake_driver.h"
+#include "tests/support/temp_directory.h"
 
 namespace tilewright::build {
 namespace {
 
-using testing::Contains;
-using testing::HasSubstr;
+using ::testing::Contains;
+using ::testing::HasSubstr;
 
 constexpr char kTarget[] = "sm_90a";
 
@@ -74,7 +76,7 @@ class Lines {
   std::vector<std::string> lines_ ABSL_GUARDED_BY(mutex_);
 };
 
-class KernelBuilderTest : public testing::Test {
+class KernelBuilderTest : public ::testing::Test {
  protected:
   KernelBuilderTest() : logger_(LogLevel::kDebug, lines_.sink()), compiler_({}) {}
 
@@ -164,8 +166,26 @@ TEST_F(KernelBuilderTest, CompilesOnceAndServesFromTheStoreAfterwards) {
   EXPECT_THAT(lines_.Of("store_miss")[0], HasSubstr("reason=absent"));
   ASSERT_EQ(lines_.Of("compile").size(), 1u);
   EXPECT_THAT(lines_.Of("compile")[0],
-              testing::AllOf(HasSubstr(" ms="), HasSubstr(" regs="), HasSubstr(" spills=")));
+              ::testing::AllOf(HasSubstr(" ms="), HasSubstr(" regs="), HasSubstr(" spills=")));
   EXPECT_EQ(lines_.Of("store_hit").size(), 1u);
+}
+
+// R63
+TEST_F(KernelBuilderTest, AddsWhatHappenedToTheTotalsOfTheStore) {
+  const tilewright::testing::TempDirectory directory;
+  const auto store = cache::DiskStore::Open({.directory = directory.path()}, logger_);
+  ASSERT_TRUE(store.ok()) << store.status();
+  const AttentionSpec spec = SmallSpec();
+  for (int process = 0; process < 3; ++process) {
+    const auto builder = MakeBuilder({}, store->get());
+    ASSERT_TRUE(builder->Build(spec, PlanOf(spec)).ok());
+  }
+  MakeBuilder({}, store->get());  // builds nothing, adds nothing
+  const cache::Totals totals = (*store)->ReadTotals();
+  EXPECT_EQ(totals.at("compiles"), 1);
+  EXPECT_EQ(totals.at("misses_absent"), 1);
+  EXPECT_GT(totals.at("compile_ms"), 0);
+  EXPECT_EQ(totals.at("misses_corrupt"), 0);
 }
 
 TEST_F(KernelBuilderTest, ServesAgainBeforeTheEntryIsPublished) {
@@ -217,10 +237,10 @@ TEST_F(KernelBuilderTest, KeyFollowsEverythingTheCompilerReceives) {
 
   artifact::KernelSource text = source;
   text.text += " ";
-  EXPECT_THAT(differing(builder->Key(text, plan)), testing::ElementsAre("unit_sha256"));
+  EXPECT_THAT(differing(builder->Key(text, plan)), ::testing::ElementsAre("unit_sha256"));
   artifact::KernelSource entry = source;
   entry.entry_name += "x";
-  EXPECT_THAT(differing(builder->Key(entry, plan)), testing::ElementsAre("entry"));
+  EXPECT_THAT(differing(builder->Key(entry, plan)), ::testing::ElementsAre("entry"));
   artifact::KernelSource header = source;
   header.generated_headers.push_back({"user/score.cuh", "x"});
   EXPECT_THAT(differing(builder->Key(header, plan)), Contains("header_sha256"));
@@ -235,11 +255,11 @@ TEST_F(KernelBuilderTest, KeyFollowsEverythingTheCompilerReceives) {
   other_target.target = "sm_80";
   EXPECT_THAT(differing(builder->Key(source, other_target)), Contains("target"));
   EXPECT_THAT(differing(MakeBuilder({.lineinfo = true})->Key(source, plan)),
-              testing::ElementsAre("options"));
+              ::testing::ElementsAre("options"));
   emit::TemplateBundle bundle = emit::EmbeddedTemplates();
   bundle.digest = Sha256("another");
   const KernelBuilder with_bundle(&bundle, &store_, &compiler_, &logger_, {});
-  EXPECT_THAT(differing(with_bundle.Key(source, plan)), testing::ElementsAre("templates"));
+  EXPECT_THAT(differing(with_bundle.Key(source, plan)), ::testing::ElementsAre("templates"));
 }
 
 // Case 35 of the list of cases that broke others: one cache, two architectures.
@@ -448,7 +468,7 @@ TEST_F(KernelBuilderTest, AForkedChildMayDropTheBuilder) {
 }
 
 TEST_F(KernelBuilderTest, ProcessesShareOneCompile) {
-  const std::filesystem::path directory = std::filesystem::path(testing::TempDir()) /
+  const std::filesystem::path directory = std::filesystem::path(::testing::TempDir()) /
                                           ("tilewright_builder_" + std::to_string(getpid()));
   std::filesystem::create_directories(directory);
   std::filesystem::permissions(directory, std::filesystem::perms::owner_all);

@@ -211,6 +211,8 @@ TEST_F(ProgramTest, CacheVerbsShowExtractAndClearWhatCompileStored) {
   const Json stats = Invoke({"cache", "stats", "--json"}).json();
   ExpectShape(stats, "cache_stats.txt");
   EXPECT_EQ(stats["entries"], 1);
+  EXPECT_EQ(stats["totals"]["compiles"], 1);
+  EXPECT_EQ(stats["totals"]["publishes"], 1);
   EXPECT_EQ(stats["directory"], folder_.path("store"));
   const Json list = Invoke({"cache", "ls", "--json"}).json();
   ExpectShape(list, "cache_ls.txt");
