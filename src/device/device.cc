@@ -148,6 +148,18 @@ absl::StatusOr<bool> DeviceManager::IsCapturing(StreamHandle stream) const {
   return false;
 }
 
+RelaxedCaptureMode::RelaxedCaptureMode(const DriverApi& api) : api_(api) {
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  exchanged_ = api_.cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
+  mode_ = mode;
+}
+
+RelaxedCaptureMode::~RelaxedCaptureMode() {
+  if (!exchanged_) return;
+  auto mode = static_cast<CUstreamCaptureMode>(mode_);
+  api_.cuThreadExchangeStreamCaptureMode(&mode);
+}
+
 absl::StatusOr<ScopedContext> ScopedContext::Push(const DriverApi& api, ContextHandle context) {
   TILEWRIGHT_CU_RETURN_IF_ERROR(api, cuCtxPushCurrent, context);
   return ScopedContext(&api);

@@ -77,6 +77,22 @@ class DeviceManager {
   std::unique_ptr<State> state_;
 };
 
+// While some thread captures in global mode, allocating, loading and waiting on any other is
+// forbidden and spoils that capture. What does not enqueue anything that a capture could miss lifts
+// the rule for its scope, in its own thread.
+class RelaxedCaptureMode {
+ public:
+  explicit RelaxedCaptureMode(const DriverApi& api);
+  RelaxedCaptureMode(const RelaxedCaptureMode&) = delete;
+  RelaxedCaptureMode& operator=(const RelaxedCaptureMode&) = delete;
+  ~RelaxedCaptureMode();
+
+ private:
+  const DriverApi& api_;
+  int mode_;  // that was
+  bool exchanged_;
+};
+
 // Makes a context current for a scope and restores the caller's.
 class ScopedContext {
  public:

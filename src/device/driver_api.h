@@ -42,9 +42,11 @@ namespace tilewright::device {
   F(cuKernelSetAttribute)              \
   F(cuLaunchKernelEx)                  \
   F(cuMemAlloc)                        \
+  F(cuMemGetInfo)                      \
   F(cuMemFree)                         \
   F(cuMemcpyHtoDAsync)                 \
   F(cuMemcpyDtoHAsync)                 \
+  F(cuMemcpyDtoDAsync)                 \
   F(cuMemsetD8Async)                   \
   F(cuStreamCreate)                    \
   F(cuStreamDestroy)                   \

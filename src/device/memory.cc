@@ -35,15 +35,43 @@ absl::StatusOr<DeviceBuffer> DeviceBuffer::Allocate(const DriverApi& api, size_t
   return buffer;
 }
 
+absl::StatusOr<DeviceBuffer> DeviceBuffer::Allocate(const DriverApi& api, size_t bytes,
+                                                    const DeviceAllocator& allocator) {
+  if (!allocator.allocate || bytes == 0) return Allocate(api, bytes);
+  DeviceBuffer buffer;
+  buffer.api_ = &api;
+  buffer.allocator_ = &allocator;
+  buffer.data_ = allocator.allocate(bytes);
+  if (buffer.data_ == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the caller's allocator has no ", bytes, " bytes of device memory"));
+  }
+  buffer.size_ = bytes;
+  return buffer;
+}
+
+absl::StatusOr<size_t> FreeDeviceMemory(const DriverApi& api) {
+  size_t free = 0;
+  size_t total = 0;
+  TILEWRIGHT_CU_RETURN_IF_ERROR(api, cuMemGetInfo, &free, &total);
+  return free;
+}
+
 DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
   std::swap(api_, other.api_);
+  std::swap(allocator_, other.allocator_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   return *this;
 }
 
 DeviceBuffer::~DeviceBuffer() {
-  if (data_ != nullptr) api_->cuMemFree(Address(data_, 0));
+  if (data_ == nullptr) return;
+  if (allocator_ != nullptr) {
+    allocator_->release(data_);
+  } else {
+    api_->cuMemFree(Address(data_, 0));
+  }
 }
 
 absl::Status DeviceBuffer::CopyFromHost(const void* source, size_t bytes, StreamHandle stream,
@@ -68,6 +96,27 @@ absl::Status DeviceBuffer::CopyToHost(void* destination, size_t bytes, StreamHan
 absl::Status DeviceBuffer::Fill(uint8_t byte, StreamHandle stream) {
   if (size_ == 0) return absl::OkStatus();
   TILEWRIGHT_CU_RETURN_IF_ERROR(*api_, cuMemsetD8Async, Address(data_, 0), byte, size_, stream);
+  return absl::OkStatus();
+}
+
+absl::Status DeviceBuffer::FillRange(uint8_t byte, size_t offset, size_t bytes,
+                                     StreamHandle stream) {
+  TILEWRIGHT_RETURN_IF_ERROR(CheckRange(offset, bytes, size_));
+  if (bytes == 0) return absl::OkStatus();
+  TILEWRIGHT_CU_RETURN_IF_ERROR(*api_, cuMemsetD8Async, Address(data_, offset), byte, bytes,
+                                stream);
+  return absl::OkStatus();
+}
+
+absl::Status DeviceBuffer::Repeat(size_t offset, size_t period, size_t bytes, StreamHandle stream) {
+  TILEWRIGHT_RETURN_IF_ERROR(CheckRange(offset, bytes, size_));
+  // What is done doubles with each copy: its length stays a multiple of the period until the last.
+  for (size_t done = period; done < bytes && done > 0;) {
+    const size_t more = done < bytes - done ? done : bytes - done;
+    TILEWRIGHT_CU_RETURN_IF_ERROR(*api_, cuMemcpyDtoDAsync, Address(data_, offset + done),
+                                  Address(data_, offset), more, stream);
+    done += more;
+  }
   return absl::OkStatus();
 }
 

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -17,11 +18,23 @@ struct CUevent_st;
 
 namespace tilewright::device {
 
+// Memory from somebody else than the driver: an application's pool.
+struct DeviceAllocator {
+  std::function<void*(size_t bytes)> allocate;  // null when there is none
+  std::function<void(void*)> release;
+};
+
+// Bytes of device memory that the current context could still allocate.
+absl::StatusOr<size_t> FreeDeviceMemory(const DriverApi& api);
+
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
   // 0 bytes give a null buffer. ResourceExhausted names the bytes asked for.
   static absl::StatusOr<DeviceBuffer> Allocate(const DriverApi& api, size_t bytes);
+  // From `allocator`, which outlives the buffer, where it is set; else from the driver.
+  static absl::StatusOr<DeviceBuffer> Allocate(const DriverApi& api, size_t bytes,
+                                               const DeviceAllocator& allocator);
   DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(other); }
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
   ~DeviceBuffer();
@@ -29,17 +42,22 @@ class DeviceBuffer {
   void* data() const { return data_; }
   size_t size() const { return size_; }
 
-  // InvalidArgument when the range leaves the buffer. Ordered in the stream. A pageable `source` may
-  // be reused on return, a pinned one when the stream has come that far.
+  // InvalidArgument when the range leaves the buffer. Ordered in the stream. A pageable `source`
+  // may be reused on return, a pinned one when the stream has come that far.
   absl::Status CopyFromHost(const void* source, size_t bytes, StreamHandle stream,
                             size_t offset = 0);
   // As CopyFromHost; synchronises the stream.
   absl::Status CopyToHost(void* destination, size_t bytes, StreamHandle stream,
                           size_t offset = 0) const;
   absl::Status Fill(uint8_t byte, StreamHandle stream);
+  // As Fill, of a part. InvalidArgument when the range leaves the buffer.
+  absl::Status FillRange(uint8_t byte, size_t offset, size_t bytes, StreamHandle stream);
+  // Repeats the first `period` bytes from `offset` on over the `bytes` from there.
+  absl::Status Repeat(size_t offset, size_t period, size_t bytes, StreamHandle stream);
 
  private:
   const DriverApi* api_ = nullptr;
+  const DeviceAllocator* allocator_ = nullptr;  // null: the driver's
   void* data_ = nullptr;
   size_t size_ = 0;
 };

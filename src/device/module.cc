@@ -17,26 +17,6 @@ constexpr absl::string_view kRejectedPayload = "tilewright/load_rejected";
 // "Shared Memory" of each compute capability).
 constexpr int64_t kUnaskedSmemBytes = 48 * 1024;
 
-// While some thread captures in global mode, loading on any other is forbidden and spoils that
-// capture. Loading enqueues nothing that a capture could miss, so lift the rule for this scope.
-class RelaxedCaptureMode {
- public:
-  explicit RelaxedCaptureMode(const DriverApi& api) : api_(api) {
-    mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
-    exchanged_ = api_.cuThreadExchangeStreamCaptureMode(&mode_) == CUDA_SUCCESS;
-  }
-  RelaxedCaptureMode(const RelaxedCaptureMode&) = delete;
-  RelaxedCaptureMode& operator=(const RelaxedCaptureMode&) = delete;
-  ~RelaxedCaptureMode() {
-    if (exchanged_) api_.cuThreadExchangeStreamCaptureMode(&mode_);
-  }
-
- private:
-  const DriverApi& api_;
-  CUstreamCaptureMode mode_;
-  bool exchanged_;
-};
-
 // Whether the driver says that the bytes are not an image for this device, as against any other
 // reason for failing.
 bool IsImageRejection(CUresult result) {

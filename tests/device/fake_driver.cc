@@ -324,6 +324,24 @@ struct FakeFunctions {
     std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
     return CUDA_SUCCESS;
   }
+  static CUresult MemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream) {
+    FAKE_ENTER(cuMemcpyDtoDAsync);
+    if (!InOneAllocation(fake, to, bytes) || !InOneAllocation(fake, from, bytes)) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+    return CUDA_SUCCESS;
+  }
+  static CUresult MemGetInfo(size_t* free, size_t* total) {
+    FAKE_ENTER(cuMemGetInfo);
+    const CUcontext context = fake->CurrentLocked();
+    if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+    *total = fake->devices_[static_cast<size_t>(fake->contexts_[context])].memory_bytes;
+    size_t used = 0;
+    for (const auto& [address, size] : fake->sizes_) used += size;
+    *free = *total - std::min(*total, used);
+    return CUDA_SUCCESS;
+  }
   static CUresult MemsetD8Async(CUdeviceptr to, unsigned char byte, size_t bytes, CUstream) {
     FAKE_ENTER(cuMemsetD8Async);
     if (!InOneAllocation(fake, to, bytes)) return CUDA_ERROR_INVALID_VALUE;
@@ -431,6 +449,8 @@ FakeDriver::FakeDriver(std::vector<FakeDevice> devices) : devices_(std::move(dev
   api_.cuMemFree = &FakeFunctions::MemFree;
   api_.cuMemcpyHtoDAsync = &FakeFunctions::MemcpyHtoDAsync;
   api_.cuMemcpyDtoHAsync = &FakeFunctions::MemcpyDtoHAsync;
+  api_.cuMemcpyDtoDAsync = &FakeFunctions::MemcpyDtoDAsync;
+  api_.cuMemGetInfo = &FakeFunctions::MemGetInfo;
   api_.cuMemsetD8Async = &FakeFunctions::MemsetD8Async;
   api_.cuStreamCreate = &FakeFunctions::StreamCreate;
   api_.cuStreamDestroy = &FakeFunctions::StreamDestroy;

@@ -1,0 +1,229 @@
+#include "tune/tuning_db.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+
+namespace tilewright::tune {
+namespace {
+
+constexpr char kUser[] = "user";
+constexpr char kPack[] = "pack";
+constexpr char kShipped[] = "shipped";
+
+// The winner as one of the candidates; none when it is not legal (any more).
+std::optional<plan::KernelPlan> LegalWinner(const TuningRecord& record,
+                                            absl::Span<const plan::KernelPlan> candidates) {
+  const absl::StatusOr<plan::KernelPlan> winner = plan::ParsePlan(record.winner);
+  if (!winner.ok()) return std::nullopt;
+  const auto found = std::find(candidates.begin(), candidates.end(), *winner);
+  if (found == candidates.end()) return std::nullopt;
+  return *found;
+}
+
+std::vector<std::string> Staleness(const TuningRecord& record, const Query& query) {
+  std::vector<std::string> stale;
+  const Environment& then = record.environment;
+  const Environment& now = query.environment;
+  if (then.product != now.product) stale.emplace_back("product");
+  if (now.driver_version != 0 && then.driver_version != now.driver_version) {
+    stale.emplace_back("driver_version");
+  }
+  if (record.candidate_set != query.candidate_set) stale.emplace_back("candidate_set");
+  if (record.code != query.code) stale.emplace_back("code");
+  return stale;
+}
+
+// Larger is better: quality first, then the smaller distance.
+struct Rank {
+  MatchQuality quality = MatchQuality::kNone;
+  double distance = 0;
+  bool operator>(const Rank& other) const {
+    return quality != other.quality ? quality > other.quality : distance < other.distance;
+  }
+};
+
+Rank RankOf(const TuningRecord& record, const Query& query) {
+  Rank rank;
+  if (record.policy != query.policy || record.environment.target != query.environment.target) {
+    return rank;
+  }
+  rank.distance = Distance(record.bucket, query.bucket);
+  const bool same_gpu = record.environment.SameGpu(query.environment);
+  if (same_gpu && record.bucket == query.bucket) {
+    rank.quality = record.spec == query.spec ? MatchQuality::kExact : MatchQuality::kBucket;
+  } else if (same_gpu && rank.distance <= kNearestOctaves) {
+    rank.quality = MatchQuality::kNearest;
+  } else if (!same_gpu && rank.distance <= kOtherBoardOctaves) {
+    rank.quality = MatchQuality::kOtherBoard;
+  }
+  return rank;
+}
+
+}  // namespace
+
+std::string_view MatchQualityName(MatchQuality quality) {
+  switch (quality) {
+    case MatchQuality::kNone:
+      return "none";
+    case MatchQuality::kOtherBoard:
+      return "other_board";
+    case MatchQuality::kNearest:
+      return "nearest";
+    case MatchQuality::kBucket:
+      return "bucket";
+    case MatchQuality::kExact:
+      return "exact";
+  }
+  return "unknown";
+}
+
+std::string Match::ToText() const {
+  std::string text;
+  if (quality == MatchQuality::kNone) {
+    text = "no record: the cost model's estimate";
+  } else {
+    text = absl::StrCat(AbslView(MatchQualityName(quality)), " record (", source, ") of ",
+                        record.bucket.ToText());
+    if (quality == MatchQuality::kOtherBoard) {
+      absl::StrAppend(&text, " on ", record.environment.gpu);
+    }
+    absl::StrAppend(&text, ", measured ", record.date, ": ");
+    if (record.winner == record.default_plan) {
+      absl::StrAppendFormat(&text, "the default is the quickest, %.4g ms", record.default_ms);
+    } else {
+      absl::StrAppendFormat(&text, "%.4g ms, the default takes %.4g ms", record.winner_ms,
+                            record.default_ms);
+    }
+    absl::StrAppendFormat(&text, " (noise band %.1f %%)", 100 * record.band);
+    if (!stale.empty()) absl::StrAppend(&text, "; stale: ", absl::StrJoin(stale, ", "));
+  }
+  for (const std::string& why : passed_over) absl::StrAppend(&text, "; passed over: ", why);
+  return text;
+}
+
+TuningDb::TuningDb(std::unique_ptr<cache::RecordFiles> user,
+                   std::vector<std::unique_ptr<cache::RecordFiles>> packs,
+                   absl::Span<const std::string_view> shipped, const Logger* logger)
+    : user_(std::move(user)), packs_(std::move(packs)), logger_(logger) {
+  sources_.push_back({.name = kUser, .files = user_.get()});
+  for (const auto& pack : packs_) sources_.push_back({.name = kPack, .files = pack.get()});
+  Source embedded = {.name = kShipped, .complete = true};
+  for (const std::string_view file : shipped) {
+    absl::StatusOr<std::string> text = cache::OpenRecord(file);
+    if (!text.ok()) continue;  // tests/tune/shipped_records_test.cc opens each
+    absl::StatusOr<TuningRecord> record = ParseRecord(*text);
+    if (record.ok()) embedded.records.emplace(record->Key(), *std::move(record));
+  }
+  sources_.push_back(std::move(embedded));
+}
+
+std::optional<TuningRecord> TuningDb::Load(Source& source, const Digest& key) {
+  if (const auto found = source.records.find(key); found != source.records.end()) {
+    return found->second;
+  }
+  if (source.files == nullptr || source.complete) return std::nullopt;
+  const absl::StatusOr<std::string> text = source.files->Read(key);
+  if (!text.ok()) {
+    if (!absl::IsNotFound(text.status())) {
+      logger_->EventOnce(LogLevel::kWarning, key.ToHex(), "tuning_record_unusable",
+                         {{"key", key.ToHex()}, {"reason", text.status().message()}});
+    }
+    return std::nullopt;
+  }
+  absl::StatusOr<TuningRecord> record = ParseRecord(*text);
+  // Under a foreign name it would be found for a bucket that it is not of.
+  if (record.ok() && record->Key() != key) {
+    record = absl::InvalidArgumentError("tuning record: it lies under the name of another");
+  }
+  if (!record.ok()) {
+    logger_->EventOnce(LogLevel::kWarning, key.ToHex(), "tuning_record_unusable",
+                       {{"key", key.ToHex()}, {"reason", record.status().message()}});
+    return std::nullopt;
+  }
+  source.records[key] = *record;
+  return *std::move(record);
+}
+
+void TuningDb::LoadAll(Source& source) {
+  if (source.complete || source.files == nullptr) return;
+  for (const Digest& key : source.files->List()) (void)Load(source, key);
+  source.complete = true;
+}
+
+Match TuningDb::Find(const Query& query) {
+  const Digest key = RecordKey(query.bucket, query.environment, query.policy);
+  MutexLock lock(&mutex_);
+  Match best;
+  Rank best_rank;
+  const auto consider = [&](const Source& source, const TuningRecord& record) {
+    const Rank rank = RankOf(record, query);
+    if (rank.quality == MatchQuality::kNone || !(rank > best_rank) || record.winner.empty()) {
+      return;
+    }
+    std::optional<plan::KernelPlan> plan = LegalWinner(record, query.candidates);
+    if (!plan.has_value()) {
+      if (rank.quality >= MatchQuality::kBucket) {
+        best.passed_over.push_back(absl::StrCat(AbslView(MatchQualityName(rank.quality)),
+                                                " record (", source.name, "): ", record.winner,
+                                                " is no candidate any more"));
+      }
+      return;
+    }
+    best_rank = rank;
+    best.quality = rank.quality;
+    best.record = record;
+    best.plan = std::move(plan);
+    best.source = source.name;
+    best.stale = Staleness(record, query);
+  };
+  const auto usable = [&](const Source& source) {
+    return query.measured_here || source.name == kShipped;
+  };
+  for (Source& source : sources_) {
+    if (!usable(source)) continue;
+    if (const std::optional<TuningRecord> record = Load(source, key)) consider(source, *record);
+  }
+  if (best.quality >= MatchQuality::kBucket) return best;
+  for (Source& source : sources_) {
+    if (!usable(source)) continue;
+    LoadAll(source);
+    // In an order that does not depend on the hash: equals must not flip between processes.
+    std::map<Digest, const TuningRecord*> ordered;
+    for (const auto& [other, record] : source.records) ordered.emplace(other, &record);
+    for (const auto& [other, record] : ordered) consider(source, *record);
+  }
+  return best;
+}
+
+std::optional<TuningRecord> TuningDb::Unfinished(const Bucket& bucket,
+                                                 const Environment& environment,
+                                                 std::string_view policy) {
+  MutexLock lock(&mutex_);
+  return Load(sources_.front(), RecordKey(bucket, environment, policy));
+}
+
+absl::Status TuningDb::Save(const TuningRecord& record, bool durable) {
+  const Digest key = record.Key();
+  {
+    MutexLock lock(&mutex_);
+    sources_.front().records[key] = record;
+  }
+  if (user_ == nullptr) return absl::OkStatus();
+  return user_->Write(key, record.ToJson(), durable);
+}
+
+void TuningDb::Refresh() {
+  MutexLock lock(&mutex_);
+  Source& user = sources_.front();
+  if (user.files == nullptr) return;
+  user.records.clear();
+  user.complete = false;
+}
+
+}  // namespace tilewright::tune

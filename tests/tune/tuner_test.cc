@@ -1,0 +1,313 @@
+#include "tune/tuner.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/tune/simulated.h"
+
+namespace tilewright::tune {
+namespace {
+
+using testing::HasSubstr;
+
+struct Tuned {
+  absl::StatusOr<TuningRecord> record;
+  std::shared_ptr<SimulatedWorkshop> workshop;
+  int rounds = 0;
+  int pauses = 0;
+};
+
+// Tunes candidates that take `ms` each.
+Tuned TuneSimulated(
+    const std::vector<double>& ms, const Weather& weather, uint64_t seed,
+    const std::function<void(TuneRequest&, SimulatedWorkshop&, SimulatedBench&)>& edit = nullptr) {
+  TuneRequest request = RequestOf(NumberedPlans(static_cast<int>(ms.size())));
+  std::map<std::string, double> times;
+  for (size_t n = 0; n < ms.size(); ++n) times[request.candidates[n].ToString()] = ms[n];
+  Tuned run;
+  run.workshop = std::make_shared<SimulatedWorkshop>();
+  auto bench = std::make_unique<SimulatedBench>(times, weather, seed);
+  if (edit) edit(request, *run.workshop, *bench);
+  Logger logger(LogLevel::kOff);
+  Tuner tuner(2, &logger);
+  SimulatedBench* const seen = bench.get();
+  run.record = tuner.Tune(request, run.workshop, [&](const Trial&, const Trial*) {
+    return absl::StatusOr<std::unique_ptr<TestBench>>(std::move(bench));
+  });
+  if (run.record.ok()) {
+    run.rounds = run.record->rounds;
+    run.pauses = run.record->disturbed;
+  }
+  (void)seen;
+  return run;
+}
+
+std::string PlanText(int number) { return NumberedPlan(number).ToString(); }
+
+const CandidateResult& ResultOf(const TuningRecord& record, int number) {
+  for (const CandidateResult& result : record.candidates) {
+    if (result.plan == PlanText(number)) return result;
+  }
+  ADD_FAILURE() << "no candidate " << number;
+  return record.candidates.front();
+}
+
+TEST(TunerTest, FindsTheQuickestCandidate) {
+  const Tuned run = TuneSimulated({1.0, 0.9, 0.7, 1.5}, {}, 1);
+  ASSERT_TRUE(run.record.ok()) << run.record.status();
+  EXPECT_EQ(run.record->winner, PlanText(2));
+  EXPECT_EQ(run.record->default_plan, PlanText(0));
+  EXPECT_NEAR(run.record->winner_ms / run.record->default_ms, 0.7, 0.02);
+  EXPECT_GE(ResultOf(*run.record, 2).samples, 10);
+  EXPECT_EQ(ResultOf(*run.record, 2).outcome, Outcome::kTimed);
+  EXPECT_EQ(run.record->checked_against, "simulated");
+}
+
+TEST(TunerTest, KeepsTheDefaultAHundredTimesWhenAllAreEqual) {
+  for (const double noise : {0.002, 0.02, 0.08}) {
+    int kept = 0;
+    for (uint64_t seed = 0; seed < 100; ++seed) {
+      const Tuned run = TuneSimulated(std::vector<double>(12, 0.05), {.noise = noise}, seed);
+      ASSERT_TRUE(run.record.ok()) << run.record.status();
+      kept += run.record->winner == PlanText(0) ? 1 : 0;
+    }
+    EXPECT_EQ(kept, 100) << "noise " << noise;
+  }
+}
+
+TEST(TunerTest, GivesTheSameWinnerUnderNoiseOutliersAndDrift) {
+  const Weather weathers[] = {{.noise = 0.03},
+                              {.noise = 0.01, .outliers = 0.1},
+                              {.noise = 0.01, .drift = 0.02},
+                              {.noise = 0.01, .throttle_from = 6, .throttle_to = 14},
+                              {.noise = 0.01, .throttle_from = 0, .throttle_to = 8}};
+  for (const Weather& weather : weathers) {
+    int best = 0;
+    for (uint64_t seed = 0; seed < 40; ++seed) {
+      const Tuned run = TuneSimulated({1.0, 0.97, 1.1, 0.8, 0.9, 1.3, 0.99, 0.95}, weather, seed);
+      ASSERT_TRUE(run.record.ok()) << run.record.status();
+      best += run.record->winner == PlanText(3) ? 1 : 0;
+    }
+    EXPECT_EQ(best, 40) << "noise " << weather.noise << " drift " << weather.drift
+                        << " throttled from " << weather.throttle_from;
+  }
+}
+
+TEST(TunerTest, DiscardsThrottledRoundsAndPauses) {
+  const Tuned run =
+      TuneSimulated({1.0, 0.8}, {.noise = 0.005, .throttle_from = 8, .throttle_to = 12}, 3);
+  ASSERT_TRUE(run.record.ok()) << run.record.status();
+  EXPECT_EQ(run.pauses, 4);
+  EXPECT_NEAR(run.record->default_ms, 1.0, 0.02);
+}
+
+TEST(TunerTest, TiesAreDecidedInOrderAndNeverCostMoreThanTheBand) {
+  // 1 and 2 are within 2 % of each other and far from the default: the first one is taken.
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    const Tuned run = TuneSimulated({1.0, 0.704, 0.70, 0.9}, {.noise = 0.003}, seed);
+    ASSERT_TRUE(run.record.ok()) << run.record.status();
+    EXPECT_EQ(run.record->winner, PlanText(1)) << seed;
+  }
+}
+
+TEST(TunerTest, NeverLetsAWrongCandidateWin) {
+  const Tuned run = TuneSimulated({1.0, 0.2, 0.9}, {}, 1,
+                                  [](TuneRequest&, SimulatedWorkshop&, SimulatedBench& bench) {
+                                    bench.wrong.insert(PlanText(1));
+                                  });
+  ASSERT_TRUE(run.record.ok()) << run.record.status();
+  EXPECT_EQ(run.record->winner, PlanText(2));
+  EXPECT_EQ(ResultOf(*run.record, 1).outcome, Outcome::kWrong);
+  EXPECT_EQ(ResultOf(*run.record, 1).samples, 0);
+  EXPECT_THAT(ResultOf(*run.record, 1).reason, HasSubstr("o[0] is 1"));
+}
+
+TEST(TunerTest, LeavesADefaultThatIsWrong) {
+  const Tuned run = TuneSimulated({1.0, 1.2, 1.1}, {}, 1,
+                                  [](TuneRequest&, SimulatedWorkshop&, SimulatedBench& bench) {
+                                    bench.wrong.insert(PlanText(0));
+                                  });
+  ASSERT_TRUE(run.record.ok()) << run.record.status();
+  EXPECT_EQ(run.record->winner, PlanText(2));
+  const Tuned none =
+      TuneSimulated({1.0, 1.2}, {}, 1, [](TuneRequest&, SimulatedWorkshop&, SimulatedBench& bench) {
+        bench.wrong = {PlanText(0), PlanText(1)};
+      });
+  EXPECT_EQ(none.record.status().code(), absl::StatusCode::kInternal);
+}
+
+TEST(TunerTest, RejectsSpillsSerialisedWgmmaAndPlansThatDoNotFit) {
+  const Tuned run = TuneSimulated(
+      {1.0, 0.5, 0.4, 0.3, 0.9}, {}, 1,
+      [](TuneRequest& request, SimulatedWorkshop& workshop, SimulatedBench&) {
+        workshop.facts.emplace(PlanText(1), KernelFacts{.registers = 255, .spill_bytes = 8});
+        workshop.facts.emplace(
+            PlanText(2),
+            KernelFacts{.registers = 200,
+                        .log = "ptxas info : (C7513) Potential Performance Loss: wgmma.mma_async "
+                               "instructions are serialized"});
+        request.candidates[3].smem_bytes = 300'000;
+        workshop.facts.emplace(PlanText(4),
+                               KernelFacts{.registers = 200, .log = "info : (C7519) arrive"});
+      });
+  ASSERT_TRUE(run.record.ok()) << run.record.status();
+  EXPECT_EQ(run.record->winner, PlanText(4));
+  EXPECT_EQ(ResultOf(*run.record, 1).outcome, Outcome::kRejected);
+  EXPECT_THAT(ResultOf(*run.record, 1).reason, HasSubstr("spills 8 bytes"));
+  EXPECT_EQ(ResultOf(*run.record, 2).outcome, Outcome::kRejected);
+  EXPECT_THAT(ResultOf(*run.record, 2).reason, HasSubstr("C7513"));
+  // Rejected before it was compiled.
+  EXPECT_EQ(run.record->candidates[3].outcome, Outcome::kRejected);
+  EXPECT_THAT(run.record->candidates[3].reason, HasSubstr("300000 bytes of shared memory"));
+  EXPECT_EQ(run.workshop->compiles, 4);
+}
+
+TEST(TunerTest, ACandidateThatDoesNotCompileIsOut) {
+  const Tuned run = TuneSimulated(
+      {1.0, 0.5, 0.8}, {}, 1, [](TuneRequest&, SimulatedWorkshop& workshop, SimulatedBench&) {
+        workshop.facts.emplace(PlanText(1), absl::InternalError("static_assert failed"));
+      });
+  ASSERT_TRUE(run.record.ok()) << run.record.status();
+  EXPECT_EQ(run.record->winner, PlanText(2));
+  EXPECT_EQ(ResultOf(*run.record, 1).outcome, Outcome::kFailed);
+}
+
+TEST(TunerTest, ADefaultThatDoesNotCompileIsTheCallersError) {
+  const Tuned run = TuneSimulated(
+      {1.0, 0.5}, {}, 1, [](TuneRequest&, SimulatedWorkshop& workshop, SimulatedBench&) {
+        workshop.facts.emplace(PlanText(0), absl::UnavailableError("no NVRTC"));
+      });
+  EXPECT_EQ(run.record.status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(TunerTest, StopsTimingWhatTakesTwiceAsLong) {
+  const Tuned run = TuneSimulated({1.0, 5.0, 0.8}, {}, 1);
+  ASSERT_TRUE(run.record.ok()) << run.record.status();
+  EXPECT_EQ(ResultOf(*run.record, 1).outcome, Outcome::kStopped);
+  EXPECT_EQ(ResultOf(*run.record, 1).samples, 5);
+  EXPECT_EQ(ResultOf(*run.record, 2).samples, 20);
+}
+
+TEST(TunerTest, DecidesAlikeWhateverTheOrderOfCandidatesAndHoweverManyMoreThereAre) {
+  const Tuned once = TuneSimulated({1.0, 0.9, 0.7, 1.5}, {}, 1);
+  const Tuned shuffled =
+      TuneSimulated({1.0, 0.9, 0.7, 1.5, 1.2, 1.3}, {}, 7,
+                    [](TuneRequest& request, SimulatedWorkshop&, SimulatedBench&) {
+                      std::reverse(request.candidates.begin() + 1, request.candidates.end());
+                    });
+  ASSERT_TRUE(once.record.ok() && shuffled.record.ok());
+  EXPECT_EQ(once.record->winner, shuffled.record->winner);
+}
+
+TEST(TunerTest, KeepsItsBudgetWhenCompilesTakeForEver) {
+  std::atomic<bool> release = false;
+  TuneRequest request = RequestOf(NumberedPlans(6));
+  std::map<std::string, double> times;
+  for (int n = 0; n < 6; ++n) times[PlanText(n)] = n == 1 ? 0.5 : 1.0;
+  auto workshop = std::make_shared<SimulatedWorkshop>();
+  workshop->on_compile = [&](const plan::KernelPlan& plan) {
+    // The default and one more are quick, the others hang.
+    while (plan.block_n > 32 && !release) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  Logger logger(LogLevel::kOff);
+  const auto start = std::chrono::steady_clock::now();
+  request.deadline = start + std::chrono::milliseconds(300);
+  Tuner tuner(4, &logger);
+  const auto record = tuner.Tune(request, workshop, [&](const Trial&, const Trial*) {
+    return absl::StatusOr<std::unique_ptr<TestBench>>(
+        std::make_unique<SimulatedBench>(times, Weather(), 1));
+  });
+  const double ms =
+      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  release = true;
+  ASSERT_TRUE(record.ok()) << record.status();
+  EXPECT_LT(ms, 400);
+  EXPECT_TRUE(record->budget_cut);
+  EXPECT_EQ(record->winner, PlanText(1));
+  EXPECT_EQ(ResultOf(*record, 5).outcome, Outcome::kUntried);
+}
+
+TEST(TunerTest, TriesNoMoreThanItIsAllowed) {
+  const Tuned run = TuneSimulated({1.0, 0.9, 0.8, 0.1}, {}, 1,
+                                  [](TuneRequest& request, SimulatedWorkshop&, SimulatedBench&) {
+                                    request.max_candidates = 3;
+                                  });
+  ASSERT_TRUE(run.record.ok()) << run.record.status();
+  EXPECT_EQ(run.record->winner, PlanText(2));
+  EXPECT_EQ(run.workshop->compiles, 3);
+  EXPECT_EQ(ResultOf(*run.record, 3).outcome, Outcome::kUntried);
+}
+
+TEST(TunerTest, TakesUpWhatAKilledTuningLeft) {
+  // What had been saved after each candidate.
+  std::vector<TuningRecord> saved;
+  const auto hinder = [](SimulatedWorkshop& workshop, SimulatedBench& bench) {
+    workshop.facts.emplace(PlanText(1), absl::InternalError("static_assert failed"));
+    workshop.facts.emplace(PlanText(2), KernelFacts{.registers = 255, .spill_bytes = 8});
+    bench.wrong.insert(PlanText(3));
+  };
+  const Tuned first =
+      TuneSimulated({1.0, 1.0, 1.0, 1.0, 0.5}, {}, 1,
+                    [&](TuneRequest& request, SimulatedWorkshop& workshop, SimulatedBench& bench) {
+                      hinder(workshop, bench);
+                      request.save = [&](const TuningRecord& record) { saved.push_back(record); };
+                    });
+  ASSERT_TRUE(first.record.ok()) << first.record.status();
+  ASSERT_EQ(saved.size(), 5u);  // the default, then each other
+  for (const TuningRecord& record : saved) EXPECT_EQ(record.winner, "");
+  EXPECT_EQ(saved[2].candidates[2].outcome, Outcome::kRejected);
+  EXPECT_EQ(saved[2].candidates[4].outcome, Outcome::kUntried);
+
+  // Killed after the third: what was found out stays, the rest is done.
+  const Tuned second =
+      TuneSimulated({1.0, 1.0, 1.0, 1.0, 0.5}, {}, 1,
+                    [&](TuneRequest& request, SimulatedWorkshop& workshop, SimulatedBench& bench) {
+                      hinder(workshop, bench);
+                      request.unfinished = saved[3];
+                    });
+  ASSERT_TRUE(second.record.ok()) << second.record.status();
+  EXPECT_EQ(second.record->winner, PlanText(4));
+  EXPECT_EQ(second.workshop->compiles, 2) << "the default and the one that was left";
+  EXPECT_EQ(ResultOf(*second.record, 3).outcome, Outcome::kWrong);
+
+  // Other code: what was found out says nothing.
+  const Tuned third = TuneSimulated({1.0, 1.0, 1.0, 1.0, 0.5}, {}, 1,
+                                    [&](TuneRequest& request, SimulatedWorkshop&, SimulatedBench&) {
+                                      request.unfinished = saved[3];
+                                      request.code = "another";
+                                    });
+  EXPECT_EQ(third.workshop->compiles, 5);
+}
+
+TEST(TunerTest, ReportsItsProgress) {
+  std::vector<Progress> seen;
+  const Tuned run = TuneSimulated(
+      {1.0, 0.9, 0.7}, {}, 1, [&](TuneRequest& request, SimulatedWorkshop&, SimulatedBench&) {
+        request.progress = [&](const Progress& progress) { seen.push_back(progress); };
+      });
+  ASSERT_TRUE(run.record.ok()) << run.record.status();
+  ASSERT_GE(seen.size(), 4u);
+  EXPECT_EQ(seen.front().settled, 0);
+  EXPECT_EQ(seen.front().candidates, 3);
+  EXPECT_EQ(seen.back().stage, Progress::Stage::kDone);
+  EXPECT_EQ(seen.back().settled, 3);
+  EXPECT_EQ(seen.back().best, PlanText(2));
+  EXPECT_NEAR(seen.back().best_relative, 0.7, 0.02);
+}
+
+TEST(TunerTest, ABenchThatCannotBeHadIsAnErrorAndNotAResult) {
+  TuneRequest request = RequestOf(NumberedPlans(2));
+  Logger logger(LogLevel::kOff);
+  Tuner tuner(1, &logger);
+  const auto record =
+      tuner.Tune(request, std::make_shared<SimulatedWorkshop>(),
+                 [](const Trial&, const Trial*) -> absl::StatusOr<std::unique_ptr<TestBench>> {
+                   return absl::ResourceExhaustedError("out of memory");
+                 });
+  EXPECT_EQ(record.status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+}  // namespace
+}  // namespace tilewright::tune
