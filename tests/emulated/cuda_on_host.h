@@ -12,6 +12,7 @@
 #define __forceinline__ inline
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __align__(n) __attribute__((aligned(n)))
 
 namespace cuda_on_host {
@@ -40,7 +41,12 @@ enum class Operation {
   kBallot,
   kSyncWarp,
   kLdmatrix,
+  kStmatrix,
   kMma,
+  kWgmma,
+  kWgmmaFence,
+  kWgmmaCommit,
+  kWgmmaWait,
 };
 
 // Returns when the lanes of `mask` have all called it. The last of them has called
@@ -66,6 +72,8 @@ float AtomicAdd(float* address, float value);
 int AtomicAdd(int* address, int value);
 unsigned AtomicAdd(unsigned* address, unsigned value);
 unsigned long long AtomicAdd(unsigned long long* address, unsigned long long value);
+int AtomicMin(int* address, int value);
+int AtomicMax(int* address, int value);
 
 }  // namespace cuda_on_host
 
@@ -119,7 +127,7 @@ inline int __syncthreads_count(int vote) {
   return cuda_on_host::WaitForBlock(cuda_on_host::Votes::kCount, vote);
 }
 void __syncwarp(unsigned mask = 0xffffffffu);
-// Blocks run one after the other, and within a block memory is in order.
+// Blocks run one after the other, and the threads of a block in turns: memory is in order.
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 inline void __nanosleep(unsigned) {}
@@ -158,5 +166,15 @@ template <typename T>
 T atomicAdd(T* address, T value) {
   return cuda_on_host::AtomicAdd(address, value);
 }
+
+inline int atomicMin(int* address, int value) { return cuda_on_host::AtomicMin(address, value); }
+inline int atomicMax(int* address, int value) { return cuda_on_host::AtomicMax(address, value); }
+
+inline int min(int a, int b) { return b < a ? b : a; }
+inline int max(int a, int b) { return a < b ? b : a; }
+inline unsigned min(unsigned a, unsigned b) { return b < a ? b : a; }
+inline unsigned max(unsigned a, unsigned b) { return a < b ? b : a; }
+inline long long min(long long a, long long b) { return b < a ? b : a; }
+inline long long max(long long a, long long b) { return a < b ? b : a; }
 
 #endif  // TILEWRIGHT_TESTS_CUDA_ON_HOST_H_

@@ -34,6 +34,52 @@ std::string FamilyScope(const std::string& text) {
   return std::regex_search(text, match, kRun) ? std::string(match[1]) : "";
 }
 
+// An asm statement of the emitted wgmma products, at `text[begin]`, as a call that runs its text.
+// The statement has the form
+//   asm volatile("..." "..." : "+f"(x), ... : "r"(y), ..., "l"(z), ... : "memory");
+std::string CallOfAsm(const std::string& statement) {
+  static const std::regex kOperand(R"re("(\+f|r|l)"\(([^()]*)\))re");
+  std::string outputs, inputs, wide;
+  int counts[3] = {0, 0, 0};
+  for (std::sregex_iterator it(statement.begin(), statement.end(), kOperand), end; it != end;
+       ++it) {
+    const std::string kind = (*it)[1], expression = (*it)[2];
+    const int which = kind == "+f" ? 0 : kind == "r" ? 1 : 2;
+    ++counts[which];
+    absl::StrAppend(which == 0   ? &outputs
+                    : which == 1 ? &inputs
+                                 : &wide,
+                    which == 2 ? "" : "&", expression, ", ");
+  }
+  // The text is what stands before the first colon outside of a string.
+  bool in_string = false;
+  size_t end = 0;
+  for (; end < statement.size() && (in_string || statement[end] != ':'); ++end) {
+    if (statement[end] == '"') in_string = !in_string;
+  }
+  const size_t begin = statement.find('(') + 1;
+  return absl::StrCat(
+      "{ float* const outputs__[] = {", outputs, "nullptr}; const unsigned* const inputs__[] = {",
+      inputs, "nullptr}; const unsigned long long wide__[] = {", wide,
+      "0}; cuda_on_host::RunProducts(", statement.substr(begin, end - begin), ", outputs__, ",
+      counts[0], ", inputs__, ", counts[1], ", wide__, ", counts[2], "); }");
+}
+
+// `text` with calls in the place of asm statements.
+std::string WithoutAsm(const std::string& text) {
+  const std::string keyword = "asm volatile(";
+  std::string result;
+  size_t at = 0;
+  for (size_t begin; (begin = text.find(keyword, at)) != std::string::npos;) {
+    const size_t end = text.find(");\n", begin) + 2;
+    absl::StrAppend(&result, text.substr(at, begin - at),
+                    CallOfAsm(text.substr(begin, end - begin)));
+    at = end;
+  }
+  if (at != 0) result = "#include \"ptx/wgmma.cuh\"\n" + result;
+  return result + text.substr(at);
+}
+
 // What the kernel is compiled with behind it: its shared memory and a way to call it.
 std::string Epilogue(const artifact::KernelSource& source) {
   return absl::StrCat(
@@ -60,7 +106,7 @@ Kernel::Kernel(const artifact::KernelSource& source) {
   std::filesystem::create_directories(folder_ / "user");
   for (const artifact::SourceFile& header : source.generated_headers) {
     std::filesystem::create_directories((folder_ / header.name).parent_path());
-    std::ofstream(folder_ / header.name) << header.text;
+    std::ofstream(folder_ / header.name) << WithoutAsm(header.text);
   }
   std::ofstream(folder_ / "kernel.cc") << source.text << Epilogue(source);
   if (!Compile("", "kernel")) {
@@ -106,7 +152,7 @@ std::string Kernel::LineOf(uintptr_t code) const {
 }
 
 std::vector<std::string> Kernel::Launch(const void* params, size_t param_bytes, unsigned grid,
-                                        int threads, size_t smem_bytes,
+                                        int threads, int cluster, size_t smem_bytes,
                                         std::vector<cuda_on_host::MemoryRange> memory) const {
   const auto call = reinterpret_cast<void (*)(const void*)>(dlsym(library_, "CallKernel"));
   const auto text = [this](const char* name) {
@@ -118,6 +164,7 @@ std::vector<std::string> Kernel::Launch(const void* params, size_t param_bytes, 
   const cuda_on_host::LaunchConfig config = {
       .grid = grid,
       .threads = threads,
+      .cluster = cluster,
       .shared =
           static_cast<std::byte*>(reinterpret_cast<void* (*)()>(dlsym(library_, "SharedBytes"))()),
       .shared_bytes = smem_bytes,

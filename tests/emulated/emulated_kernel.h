@@ -24,11 +24,12 @@ class Kernel {
   // Why there is no kernel; empty when there is one.
   const std::string& error() const { return error_; }
 
-  // Runs `grid` blocks of `threads` threads with `smem_bytes` of shared memory. `params` points to
+  // Runs `grid` blocks of `threads` threads, in clusters of `cluster`, with `smem_bytes` of shared
+  // memory each. `params` points to
   // the kernel's parameters, `memory` is what they point to. Returns what was found wrong, with
   // the line of the kernel where there is one.
   std::vector<std::string> Launch(const void* params, size_t param_bytes, unsigned grid,
-                                  int threads, size_t smem_bytes,
+                                  int threads, int cluster, size_t smem_bytes,
                                   std::vector<cuda_on_host::MemoryRange> memory) const;
 
  private:

@@ -413,7 +413,7 @@ TEST_P(EmulatedTest, AgreesWithTheReference) {
   // Half of the blocks: the others' tiles are reached by the stride of the grid.
   const std::vector<std::string> faults =
       kernel.Launch(params, layout.size, (shape.grid + 1) / 2, static_cast<int>(shape.block),
-                    shape.smem_bytes, MemoryOf(c, outputs));
+                    /*cluster=*/1, shape.smem_bytes, MemoryOf(c, outputs));
   EXPECT_THAT(faults, testing::IsEmpty());
   ExpectClose(c, {.callables = scenario.rules, .threads = 1}, outputs);
 }

@@ -58,7 +58,7 @@ class EmulatorTest : public testing::Test {
     const emulated::Kernel kernel(source);
     if (!kernel.error().empty()) return {kernel.error()};
     const Params params = {in_.data(), out_.data()};
-    return kernel.Launch(&params, sizeof params, grid, threads, bytes,
+    return kernel.Launch(&params, sizeof params, grid, threads, /*cluster=*/1, bytes,
                          {{in_.data(), in_.size() * sizeof(float), false, "in"},
                           {out_.data(), out_.size() * sizeof(float), true, "out"}});
   }

@@ -1,15 +1,17 @@
 // The instructions that cuda_on_host.h and ptx/ declare.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "core/convert.cuh"
 #include "core/types.cuh"
-#include "tests/emulated/emulator/block.h"
+#include "tests/emulated/emulator/cluster.h"
 #include "tests/emulated/emulator/memory.h"
 #include "tests/emulated/ptx/cp_async.cuh"
 #include "tests/emulated/ptx/ldmatrix.cuh"
 #include "tests/emulated/ptx/mma_sync.cuh"
+#include "tests/emulated/ptx/stmatrix.cuh"
 
 namespace cuda_on_host {
 namespace {
@@ -32,58 +34,75 @@ const char* NameOf(Operation operation) {
       return "__syncwarp";
     case Operation::kLdmatrix:
       return "ldmatrix";
+    case Operation::kStmatrix:
+      return "stmatrix";
     case Operation::kMma:
       return "mma.sync";
+    case Operation::kWgmma:
+      return "wgmma.mma_async";
+    case Operation::kWgmmaFence:
+      return "wgmma.fence";
+    case Operation::kWgmmaCommit:
+      return "wgmma.commit_group";
+    case Operation::kWgmmaWait:
+      return "wgmma.wait_group";
   }
   return "";
 }
 
 void CheckAligned(const void* address, size_t alignment, const char* what) {
   if (reinterpret_cast<uintptr_t>(address) % alignment == 0) return;
-  block->Report(std::string(what) + " is not a multiple of " + std::to_string(alignment));
-  block->Abort();
+  cluster->AbortWith(std::string(what) + " is not a multiple of " + std::to_string(alignment));
+}
+
+// Of the block that runs.
+void CheckSharedHere(size_t offset, size_t bytes, Access access, int actor, const void* code) {
+  if (!InShared(offset, bytes)) {
+    cluster->AbortWith(std::to_string(bytes) + " bytes at " + std::to_string(offset) +
+                           " of shared memory, which has " +
+                           std::to_string(cluster->config().shared_bytes),
+                       code);
+  }
+  CheckShared(cluster->rank(), offset, bytes, access, actor, code);
 }
 
 }  // namespace
 
 unsigned SharedOffset(const void* pointer) {
-  const LaunchConfig& config = block->config();
+  const LaunchConfig& config = cluster->config();
   const ptrdiff_t offset = static_cast<const std::byte*>(pointer) - config.shared;
   if (offset < 0 || offset > static_cast<ptrdiff_t>(config.shared_bytes)) {
-    block->Report("takes the shared address of what is no shared memory");
-    block->Abort();
+    cluster->AbortWith("takes the shared address of what is no shared memory");
   }
   return static_cast<unsigned>(offset);
 }
 
-int Lane() { return block->current() % 32; }
+int Lane() { return cluster->lane(); }
 
 void MeetInWarp(Operation operation, unsigned mask, void* arguments,
                 void (*run)(void* const (&arguments)[32], unsigned mask)) {
   const unsigned self = 1u << Lane();
   if ((mask & self) == 0) {
-    block->Report(std::string(NameOf(operation)) + " with a mask that leaves the caller out");
-    block->Abort();
+    cluster->AbortWith(std::string(NameOf(operation)) + " with a mask that leaves the caller out");
   }
-  std::vector<Block::Meeting>& meetings = block->meetings();
+  std::vector<Cluster::Meeting>& meetings = cluster->meetings();
   size_t at = 0;
   while (at < meetings.size() && (meetings[at].mask & mask) == 0) ++at;
   if (at == meetings.size()) {
     meetings.push_back({.mask = mask, .operation = operation});
   } else if (meetings[at].mask != mask || meetings[at].operation != operation) {
-    block->Report(std::string("comes to ") + NameOf(operation) +
-                  " while lanes of its warp are at " + NameOf(meetings[at].operation));
-    block->Abort();
+    cluster->AbortWith(std::string("comes to ") + NameOf(operation) +
+                       " while lanes of its warp are at " + NameOf(meetings[at].operation));
   }
   meetings[at].arrived |= self;
   meetings[at].arguments[Lane()] = arguments;
-  if (meetings[at].arrived != mask) return block->Sleep(NameOf(operation));
-  const Block::Meeting complete = meetings[at];
+  if (meetings[at].arrived != mask) return cluster->Sleep(NameOf(operation));
+  const Cluster::Meeting complete = meetings[at];
   meetings.erase(meetings.begin() + static_cast<ptrdiff_t>(at));
   run(complete.arguments, mask);
-  const int first = block->current() / 32 * 32;
+  const int first = cluster->warp() * 32;
   for (int lane = 0; lane < 32; ++lane) {
-    if ((mask >> lane & 1) != 0) block->Wake(first + lane);
+    if ((mask >> lane & 1) != 0) cluster->Wake(first + lane);
   }
 }
 
@@ -107,8 +126,7 @@ unsigned Shuffle(Operation operation, unsigned mask, unsigned value, int by, int
       if (from < 0 || from >= own.width) from = within;
       from += first;
       if ((lanes >> from & 1) == 0) {
-        block->Report("shuffles from a lane that its mask leaves out");
-        block->Abort();
+        cluster->AbortWith("shuffles from a lane that its mask leaves out");
       }
       own.result = static_cast<Arguments*>(all[from])->value;
     }
@@ -135,8 +153,9 @@ unsigned Ballot(unsigned mask, bool vote) {
 }
 
 int WaitForBlock(Votes votes, int vote) {
-  block->Meet(block->barrier(0), block->threads(), vote, /*arrive_only=*/false, "__syncthreads");
-  const BarrierVotes& result = block->fiber().votes;
+  cluster->Meet(cluster->barrier(0), cluster->block_threads(), vote, /*arrive_only=*/false,
+                "__syncthreads");
+  const BarrierVotes& result = cluster->fiber().votes;
   switch (votes) {
     case Votes::kNone:
       return 0;
@@ -155,14 +174,12 @@ int WaitForBlock(Votes votes, int vote) {
 void StartCopy(unsigned destination, const void* source, int bytes, int source_bytes) {
   const void* const code = __builtin_return_address(0);
   if (destination % static_cast<unsigned>(bytes) != 0) {
-    block->Report("cp.async to a shared address that is not a multiple of " +
-                  std::to_string(bytes));
-    block->Abort();
+    cluster->AbortWith("cp.async to a shared address that is not a multiple of " +
+                       std::to_string(bytes));
   }
   if (source_bytes < 0 || source_bytes > bytes) {
-    block->Report("cp.async of " + std::to_string(source_bytes) + " of " + std::to_string(bytes) +
-                  " bytes");
-    block->Abort();
+    cluster->AbortWith("cp.async of " + std::to_string(source_bytes) + " of " +
+                       std::to_string(bytes) + " bytes");
   }
   Copy copy = {.destination = destination, .bytes = std::vector<std::byte>(bytes)};
   if (source_bytes > 0) {
@@ -170,24 +187,25 @@ void StartCopy(unsigned destination, const void* source, int bytes, int source_b
     CheckAccess(source, source_bytes, Access::kRead, code);
     std::memcpy(copy.bytes.data(), source, source_bytes);
   }
-  CheckShared(destination, bytes, Access::kWrite, block->current(), code);
-  SetInFlight(destination, bytes, true);
-  block->fiber().uncommitted.push_back(std::move(copy));
+  CheckSharedHere(destination, bytes, Access::kWrite, cluster->current(), code);
+  SetInFlight(cluster->rank(), destination, bytes, true);
+  cluster->fiber().uncommitted.push_back(std::move(copy));
 }
 
 void CommitCopies() {
-  Fiber& fiber = block->fiber();
+  Fiber& fiber = cluster->fiber();
   fiber.groups.push_back(std::exchange(fiber.uncommitted, {}));
 }
 
 void WaitForCopies(int pending) {
-  Fiber& fiber = block->fiber();
+  Fiber& fiber = cluster->fiber();
   while (fiber.groups.size() > static_cast<size_t>(pending)) {
     for (const Copy& copy : fiber.groups.front()) {
-      SetInFlight(copy.destination, copy.bytes.size(), false);
-      CheckShared(copy.destination, copy.bytes.size(), Access::kWrite, block->current(),
-                  __builtin_return_address(0));
-      std::memcpy(block->config().shared + copy.destination, copy.bytes.data(), copy.bytes.size());
+      SetInFlight(cluster->rank(), copy.destination, copy.bytes.size(), false);
+      CheckSharedHere(copy.destination, copy.bytes.size(), Access::kWrite, cluster->current(),
+                      __builtin_return_address(0));
+      std::memcpy(cluster->config().shared + copy.destination, copy.bytes.data(),
+                  copy.bytes.size());
     }
     fiber.groups.pop_front();
   }
@@ -204,18 +222,17 @@ void LoadMatrices(unsigned* registers, unsigned address, int matrices, bool tran
     const void* code;
   } arguments = {registers, address, matrices, transposed, __builtin_return_address(0)};
   MeetInWarp(Operation::kLdmatrix, kAllLanes, &arguments, [](void* const(&all)[32], unsigned) {
-    const int first = block->current() / 32 * 32;
+    const int first = cluster->warp() * 32;
     const auto of = [&all](int lane) -> Arguments& { return *static_cast<Arguments*>(all[lane]); };
     for (int matrix = 0; matrix < of(0).matrices; ++matrix) {
       tilewright::u16 elements[8][8];
       for (int row = 0; row < 8; ++row) {
         const Arguments& source = of(matrix * 8 + row);
         if (source.address % 16 != 0) {
-          block->Report("ldmatrix from an address that is not a multiple of 16", source.code);
-          block->Abort();
+          cluster->AbortWith("ldmatrix from an address that is not a multiple of 16", source.code);
         }
-        CheckShared(source.address, 16, Access::kRead, first + matrix * 8 + row, source.code);
-        std::memcpy(elements[row], block->config().shared + source.address, 16);
+        CheckSharedHere(source.address, 16, Access::kRead, first + matrix * 8 + row, source.code);
+        std::memcpy(elements[row], cluster->config().shared + source.address, 16);
       }
       for (int lane = 0; lane < 32; ++lane) {
         const int row = lane / 4, column = lane % 4 * 2;
@@ -223,6 +240,38 @@ void LoadMatrices(unsigned* registers, unsigned address, int matrices, bool tran
         const unsigned low = flip ? elements[column][row] : elements[row][column];
         const unsigned high = flip ? elements[column + 1][row] : elements[row][column + 1];
         of(lane).registers[matrix] = high << 16 | low;
+      }
+    }
+  });
+}
+
+void StoreMatrices(unsigned address, const unsigned* registers, int matrices, bool transposed) {
+  struct Arguments {
+    const unsigned* registers;
+    unsigned address;
+    int matrices;
+    bool transposed;
+    const void* code;
+  } arguments = {registers, address, matrices, transposed, __builtin_return_address(0)};
+  MeetInWarp(Operation::kStmatrix, kAllLanes, &arguments, [](void* const(&all)[32], unsigned) {
+    const int first = cluster->warp() * 32;
+    const auto of = [&all](int lane) -> Arguments& { return *static_cast<Arguments*>(all[lane]); };
+    for (int matrix = 0; matrix < of(0).matrices; ++matrix) {
+      tilewright::u16 elements[8][8];
+      for (int lane = 0; lane < 32; ++lane) {
+        for (int n = 0; n < 2; ++n) {
+          const int row = lane / 4, column = lane % 4 * 2 + n;
+          const auto bits = static_cast<tilewright::u16>(of(lane).registers[matrix] >> (16 * n));
+          (of(lane).transposed ? elements[column][row] : elements[row][column]) = bits;
+        }
+      }
+      for (int row = 0; row < 8; ++row) {
+        const Arguments& target = of(matrix * 8 + row);
+        if (target.address % 16 != 0) {
+          cluster->AbortWith("stmatrix to an address that is not a multiple of 16", target.code);
+        }
+        CheckSharedHere(target.address, 16, Access::kWrite, first + matrix * 8 + row, target.code);
+        std::memcpy(cluster->config().shared + target.address, elements[row], 16);
       }
     }
   });
@@ -308,22 +357,31 @@ unsigned long long AtomicAdd(unsigned long long* address, unsigned long long val
   return Add(address, value, __builtin_return_address(0));
 }
 
+int AtomicMin(int* address, int value) {
+  CheckAccess(address, sizeof value, Access::kAtomic, __builtin_return_address(0));
+  return std::exchange(*address, std::min(*address, value));
+}
+int AtomicMax(int* address, int value) {
+  CheckAccess(address, sizeof value, Access::kAtomic, __builtin_return_address(0));
+  return std::exchange(*address, std::max(*address, value));
+}
+
 }  // namespace cuda_on_host
 
 void __syncwarp(unsigned mask) {
-  using cuda_on_host::block;
+  using cuda_on_host::cluster;
   cuda_on_host::MeetInWarp(cuda_on_host::Operation::kSyncWarp, mask, nullptr,
                            [](void* const(&)[32], unsigned lanes) {
-                             const int first = block->current() / 32 * 32;
-                             cuda_on_host::Clock all = block->fiber().clock;
+                             const int first = cluster->warp() * 32;
+                             cuda_on_host::Clock all = cluster->clock(cluster->current());
                              for (int lane = 0; lane < 32; ++lane) {
                                if ((lanes >> lane & 1) != 0)
-                                 cuda_on_host::Join(all, block->fiber(first + lane).clock);
+                                 cuda_on_host::Join(all, cluster->clock(first + lane));
                              }
                              for (int lane = 0; lane < 32; ++lane) {
                                if ((lanes >> lane & 1) == 0) continue;
-                               block->fiber(first + lane).clock = all;
-                               block->Step(first + lane);
+                               cluster->clock(first + lane) = all;
+                               cluster->Step(first + lane);
                              }
                            });
 }

@@ -10,6 +10,8 @@
 //     __syncwarp or wait orders (vector clocks, as in Flanagan, Freund, FastTrack, PLDI 2009); that
 //     the emulator happens to run them one after the other does not matter,
 //   - use of what an asynchronous copy has not delivered: it becomes visible at the wait only,
+//   - what the asynchronous units read and ordinary stores wrote without fence.proxy.async,
+//   - registers of a wgmma that change before its wait,
 //   - lanes of a warp that meet at different instructions, and threads that wait for ever.
 //
 // One launch at a time in a process.
@@ -35,6 +37,7 @@ struct MemoryRange {
 struct LaunchConfig {
   unsigned grid = 1;
   int threads = 32;
+  int cluster = 1;  // blocks that run together; the grid is a multiple of it
   // The `extern __shared__` array of the kernel, and how much of it the launch asks for.
   std::byte* shared = nullptr;
   size_t shared_bytes = 0;
@@ -46,8 +49,8 @@ struct Fault {
   uintptr_t code = 0;  // address of the instruction behind the access; 0: not of an access
 };
 
-// Runs `kernel` on every thread of every block, one block after the other. Stops at the first fault
-// that leaves no way to go on; else reports each fault of one place once.
+// Runs `kernel` on every thread of every block, one cluster of blocks after the other. Stops at the
+// first fault that leaves no way to go on; else reports each fault of one place once.
 std::vector<Fault> Launch(const LaunchConfig& config, const std::function<void()>& kernel);
 
 }  // namespace cuda_on_host

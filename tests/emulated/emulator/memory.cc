@@ -6,36 +6,43 @@
 #include <string>
 #include <vector>
 
-#include "tests/emulated/emulator/block.h"
+#include "tests/emulated/emulator/cluster.h"
 
 namespace cuda_on_host {
 namespace {
 
-// Who accessed a byte, and when: thread and step in one word, 0 for nobody.
+// Who accessed a byte, and at which of its steps, in one word; 0 for nobody.
 using Epoch = uint32_t;
-constexpr int kStepBits = 22;
-Epoch Now(int thread) {
-  return static_cast<Epoch>(thread) << kStepBits | block->fiber(thread).clock[thread];
+constexpr int kStepBits = 21;
+Epoch Now(int actor) {
+  return static_cast<Epoch>(actor) << kStepBits | (cluster->step(actor) & ((1u << kStepBits) - 1));
 }
-int ThreadOf(Epoch epoch) { return static_cast<int>(epoch >> kStepBits); }
+int ActorOf(Epoch epoch) { return static_cast<int>(epoch >> kStepBits); }
 uint32_t StepOf(Epoch epoch) { return epoch & ((1u << kStepBits) - 1); }
 
-// A NaN of every element type, and what the bytes behind the end must stay.
+// A NaN of every element type.
 constexpr unsigned char kPoison = 0xff;
 constexpr size_t kGuardBytes = 4096;
 
 struct Memory {
   std::byte* shared = nullptr;
-  size_t shared_bytes = 0;
-  size_t warps = 0;
-  std::vector<Epoch> writes;  // last write of each byte of shared memory
-  std::vector<Epoch> reads;   // last read since, by each warp: [byte][warp]
+  size_t shared_bytes = 0;    // of a block
+  size_t readers = 0;         // kept for each byte: of each warp, of its tensor core, of copies
+  std::vector<Epoch> writes;  // last write of each byte of shared memory, [block][offset]
+  std::vector<Epoch> reads;   // last read since, by each kind of reader: [block][offset][reader]
   std::vector<bool> in_flight;
-  std::vector<bool> atomic;  // whether the last write was
+  std::vector<bool> atomic;    // whether the last write was
+  std::vector<bool> ordinary;  // whether the last write was no asynchronous unit's
   std::vector<MemoryRange> ranges;
   size_t last_range = 0;
 };
 Memory memory;
+
+size_t ReaderOf(int actor) {
+  const int threads = cluster->threads(), warps = cluster->warps();
+  if (actor < threads) return static_cast<size_t>(actor / 32);
+  return static_cast<size_t>(std::min(warps + actor - threads, 2 * warps));
+}
 
 std::string Place(size_t offset, size_t bytes) {
   std::ostringstream text;
@@ -43,12 +50,32 @@ std::string Place(size_t offset, size_t bytes) {
   return text.str();
 }
 
-const char* Verb(Access access) {
-  return access == Access::kRead ? "reads " : access == Access::kWrite ? "writes " : "updates ";
+bool IsRead(Access access) { return access == Access::kRead || access == Access::kAsyncRead; }
+bool IsAsync(Access access) {
+  return access == Access::kAsyncRead || access == Access::kAsyncWrite;
 }
 
-bool Ordered(Epoch before, int thread) {
-  return before == 0 || block->HappenedBefore(ThreadOf(before), StepOf(before), thread);
+const char* Verb(Access access) {
+  return IsRead(access) ? "reads " : access == Access::kAtomic ? "updates " : "writes ";
+}
+
+bool Ordered(Epoch before, int actor) {
+  return before == 0 || cluster->HappenedBefore(ActorOf(before), StepOf(before), actor);
+}
+
+// Whether a fence.proxy.async lies between an ordinary write and what `actor` does now: of the
+// writer, or of a thread that the actor acts for (whose fence its clock then knows of).
+bool Fenced(Epoch write, int actor) {
+  const int writer = ActorOf(write);
+  if (cluster->fiber(writer).fenced_step >= StepOf(write)) return true;
+  for (int thread = 0; thread < cluster->threads(); ++thread) {
+    const Fiber& fiber = cluster->fiber(thread);
+    if (fiber.fenced_clock[writer] >= StepOf(write) &&
+        cluster->HappenedBefore(thread, fiber.fenced_step, actor)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 bool Contains(const MemoryRange& range, const char* address, size_t bytes) {
@@ -58,89 +85,102 @@ bool Contains(const MemoryRange& range, const char* address, size_t bytes) {
 
 }  // namespace
 
-void SetMemory(const LaunchConfig& config) {
+void SetMemory(const LaunchConfig& config, const Cluster& blocks) {
   memory.shared = config.shared;
   memory.shared_bytes = config.shared_bytes;
-  memory.warps = static_cast<size_t>(config.threads) / 32;
+  memory.readers = 2 * static_cast<size_t>(blocks.warps()) + 1;
+  const size_t bytes = memory.shared_bytes * static_cast<size_t>(blocks.blocks());
+  memory.reads.assign(bytes * memory.readers, 0);
   memory.ranges = config.memory;
   memory.last_range = 0;
+  memory.writes.assign(bytes, 0);
 }
 
 void ForgetSharedMemory() {
-  if (memory.shared != nullptr) {
-    std::memset(memory.shared, kPoison, memory.shared_bytes + kGuardBytes);
-  }
-  memory.writes.assign(memory.shared_bytes, 0);
-  memory.reads.assign(memory.shared_bytes * memory.warps, 0);
-  memory.in_flight.assign(memory.shared_bytes, false);
-  memory.atomic.assign(memory.shared_bytes, false);
+  // Reads are kept: they have happened before whatever comes.
+  std::fill(memory.writes.begin(), memory.writes.end(), 0);
+  memory.in_flight.assign(memory.writes.size(), false);
+  memory.atomic.assign(memory.writes.size(), false);
+  memory.ordinary.assign(memory.writes.size(), false);
 }
+
+size_t SharedArrayBytes() { return memory.shared_bytes + kGuardBytes; }
+void PoisonShared(std::byte* array) { std::memset(array, kPoison, SharedArrayBytes()); }
 
 void CheckSharedMemoryAtEnd() {
   const size_t left =
       static_cast<size_t>(std::count(memory.in_flight.begin(), memory.in_flight.end(), true));
   if (left != 0) {
-    block->Report("ends while copies to " + std::to_string(left) +
-                  " bytes of shared memory are in flight");
+    cluster->Report("ends while copies to " + std::to_string(left) +
+                    " bytes of shared memory are in flight");
   }
 }
 
-void CheckShared(size_t offset, size_t bytes, Access access, int thread, const void* code) {
-  if (offset > memory.shared_bytes || bytes > memory.shared_bytes - offset) {
-    block->Report(std::string(Verb(access)) + Place(offset, bytes) + ", which has " +
-                      std::to_string(memory.shared_bytes),
-                  code, thread);
-    block->Abort();
-  }
-  const Epoch now = Now(thread);
-  const auto race = [&](Epoch other, const char* other_verb) {
-    block->Report(std::string(Verb(access)) + Place(offset, bytes) + " that thread " +
-                      std::to_string(ThreadOf(other)) + " " + other_verb +
-                      ", with nothing to order them",
-                  code, thread);
+bool InShared(size_t offset, size_t bytes) {
+  return offset <= memory.shared_bytes && bytes <= memory.shared_bytes - offset;
+}
+
+void CheckShared(int rank, size_t offset, size_t bytes, Access access, int actor,
+                 const void* code) {
+  const Epoch now = Now(actor);
+  const size_t reader = ReaderOf(actor);
+  const auto report = [&](const std::string& what) {
+    cluster->Report(std::string(Verb(access)) + Place(offset, bytes) + what, code, actor);
   };
-  for (size_t at = offset; at < offset + bytes; ++at) {
-    if (memory.in_flight[at]) {
-      block->Report(
-          std::string(Verb(access)) + Place(offset, bytes) + " while a copy to it is in flight",
-          code, thread);
-      return;
-    }
-    Epoch* const reads = &memory.reads[at * memory.warps];
+  const auto race = [&](Epoch other, const char* verb) {
+    report(" that " + cluster->NameOf(ActorOf(other)) + " " + verb +
+           ", with nothing to order them");
+  };
+  const size_t begin = static_cast<size_t>(rank) * memory.shared_bytes + offset;
+  for (size_t at = begin; at < begin + bytes; ++at) {
+    if (memory.in_flight[at]) return report(" while a copy to it is in flight");
+    Epoch* const reads = &memory.reads[at * memory.readers];
     const Epoch write = memory.writes[at];
-    if (write == 0 && access != Access::kWrite) {
-      block->Report(std::string(Verb(access)) + Place(offset, bytes) + " that nobody has written",
-                    code, thread);
-      return;
+    if (write == 0 && (IsRead(access) || access == Access::kAtomic)) {
+      return report(" that nobody has written");
     }
     const bool both_atomic = access == Access::kAtomic && memory.atomic[at];
-    if (!both_atomic && !Ordered(write, thread)) return race(write, "writes");
-    if (access == Access::kRead) {
-      reads[thread / 32] = now;
+    if (!both_atomic && !Ordered(write, actor)) return race(write, "writes");
+    if (write != 0 && IsAsync(access) && memory.ordinary[at] && !Fenced(write, actor)) {
+      return report(" that " + cluster->NameOf(ActorOf(write)) +
+                    " wrote without a fence.proxy.async");
+    }
+    if (IsRead(access)) {
+      reads[reader] = now;
       continue;
     }
-    for (size_t warp = 0; warp < memory.warps; ++warp) {
-      if (!Ordered(reads[warp], thread)) return race(reads[warp], "reads");
-      reads[warp] = 0;
+    for (size_t other = 0; other < memory.readers; ++other) {
+      if (!Ordered(reads[other], actor)) return race(reads[other], "reads");
+      reads[other] = 0;
     }
     memory.writes[at] = now;
     memory.atomic[at] = access == Access::kAtomic;
+    memory.ordinary[at] = !IsAsync(access);
   }
 }
 
 void CheckAccess(const void* address, size_t bytes, Access access, const void* code) {
   const char* const at = static_cast<const char*>(address);
-  if (const char* stack = block->stack_begin(); at >= stack && at < stack + Block::kStackBytes)
+  if (const char* stack = cluster->stack_begin();
+      at >= stack && at < stack + Cluster::kStackBytes) {
     return;
+  }
   if (const auto begin = reinterpret_cast<const char*>(&indices);
       at >= begin && at < begin + sizeof indices) {
     return;
   }
   const auto shared = reinterpret_cast<const char*>(memory.shared);
-  if (at >= shared && at < shared + memory.shared_bytes + kGuardBytes) {
-    return CheckShared(static_cast<size_t>(at - shared), bytes, access, block->current(), code);
+  if (at >= shared && at < shared + SharedArrayBytes()) {
+    const auto offset = static_cast<size_t>(at - shared);
+    if (!InShared(offset, bytes)) {
+      cluster->AbortWith(std::string(Verb(access)) + Place(offset, bytes) + ", which has " +
+                             std::to_string(memory.shared_bytes),
+                         code);
+    }
+    return CheckShared(cluster->rank(), offset, bytes, access, cluster->current(), code);
   }
-  if (!Contains(memory.ranges[memory.last_range], at, bytes)) {
+  if (memory.last_range >= memory.ranges.size() ||
+      !Contains(memory.ranges[memory.last_range], at, bytes)) {
     memory.last_range = 0;
     while (memory.last_range < memory.ranges.size() &&
            !Contains(memory.ranges[memory.last_range], at, bytes)) {
@@ -158,19 +198,18 @@ void CheckAccess(const void* address, size_t bytes, Access access, const void* c
                << ")";
         }
       }
-      block->Report(text.str(), code);
-      block->Abort();
+      cluster->AbortWith(text.str(), code);
     }
   }
   const MemoryRange& range = memory.ranges[memory.last_range];
-  if (access != Access::kRead && !range.writable) {
-    block->Report(std::string(Verb(access)) + range.name + ", an input", code);
-    block->Abort();
+  if (!IsRead(access) && !range.writable) {
+    cluster->AbortWith(std::string(Verb(access)) + range.name + ", an input", code);
   }
 }
 
-void SetInFlight(size_t offset, size_t bytes, bool in_flight) {
-  for (size_t at = offset; at < offset + bytes; ++at) memory.in_flight[at] = in_flight;
+void SetInFlight(int rank, size_t offset, size_t bytes, bool in_flight) {
+  const size_t begin = static_cast<size_t>(rank) * memory.shared_bytes + offset;
+  for (size_t at = begin; at < begin + bytes; ++at) memory.in_flight[at] = in_flight;
 }
 
 }  // namespace cuda_on_host
@@ -182,8 +221,7 @@ void SetInFlight(size_t offset, size_t bytes, bool in_flight) {
 namespace {
 
 [[noreturn]] void AbortWith(const std::string& what, const void* code) {
-  cuda_on_host::block->Report(what, code);
-  cuda_on_host::block->Abort();
+  cuda_on_host::cluster->AbortWith(what, code);
 }
 
 // `alignment` is a power of two that the compiler took for granted.
