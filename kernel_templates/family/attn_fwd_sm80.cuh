@@ -63,76 +63,111 @@ struct SharedStorage {
   alignas(16) Element v[Config::kStages][Config::kBlockN][kPitchV];
 };
 
-// One warp's part of the tile. Fragment layouts as in ptx/mma_sync.cuh: s[m][n] and o[m][n] are
-// m16n8 accumulators.
+// One warp's part of the tile. Fragment layouts as in ptx/mma_sync.cuh: o[m][n] is an m16n8
+// accumulator.
 template <class Config>
 struct WarpState {
-  static constexpr int kNTiles = Config::kBlockN / 8;
+  static constexpr int kQkSteps = RoundUp(Config::kHeadDimQk, 16) / 16;
   static constexpr int kVTiles = RoundUp(Config::kHeadDimV, 8) / 8;
 
-  float s[kMTiles<Config>][kNTiles][4];
   float o[kMTiles<Config>][kVTiles][4];
   SoftmaxState<kMTiles<Config>> softmax;
+  u32 q[kMTiles<Config>][Config::kQInRegisters ? kQkSteps : 1][4];
 };
 
-// s = Q K^T for this warp's rows.
+// The scores of kScoreN keys.
 template <class Config>
-__device__ __forceinline__ void Scores(WarpState<Config>& state,
-                                       const SharedStorage<Config>& shared, int stage, int warp,
-                                       int lane) {
-  constexpr int kSteps = RoundUp(Config::kHeadDimQk, 16) / 16;
+using ScoreTile = float[kMTiles<Config>][Config::kScoreN / 8][4];
+
+template <class Config>
+__device__ __forceinline__ void LoadQ(u32 (&a)[kMTiles<Config>][4],
+                                      const SharedStorage<Config>& shared, int step) {
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  const unsigned address =
+      ptx::SharedAddress(&shared.qo[warp * 16 * kMTiles<Config> + lane % 16][lane / 16 * 8]);
+#pragma unroll
+  for (int m = 0; m < kMTiles<Config>; ++m) {
+    ptx::ldmatrix_x4(a[m], address + m * 16 * sizeof(shared.qo[0]) + step * 32);
+  }
+}
+
+// scores = Q K^T for this warp's rows and the keys from `first_key` of the stage on.
+template <class Config>
+__device__ __forceinline__ void Scores(ScoreTile<Config>& scores, const WarpState<Config>& state,
+                                       const SharedStorage<Config>& shared, int stage,
+                                       int first_key) {
+  constexpr int kSteps = WarpState<Config>::kQkSteps;
+  constexpr int kNTiles = Config::kScoreN / 8;
+  const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
   for (int m = 0; m < kMTiles<Config>; ++m) {
 #pragma unroll
-    for (int n = 0; n < WarpState<Config>::kNTiles; ++n) {
+    for (int n = 0; n < kNTiles; ++n) {
 #pragma unroll
-      for (int c = 0; c < 4; ++c) state.s[m][n][c] = 0;
+      for (int c = 0; c < 4; ++c) scores[m][n][c] = 0;
     }
   }
-  const unsigned q_address =
-      ptx::SharedAddress(&shared.qo[warp * 16 * kMTiles<Config> + lane % 16][lane / 16 * 8]);
   const unsigned k_address =
-      ptx::SharedAddress(&shared.k[stage][lane % 8 + lane / 16 * 8][lane / 8 % 2 * 8]);
-  constexpr int kRowBytesQ = sizeof(shared.qo[0]);
-  constexpr int kRowBytesK = sizeof(shared.k[0][0]);
-  // Twice, for the sake of compile time: the addresses are all that a step leaves to the next.
-#pragma unroll 2
-  for (int step = 0; step < kSteps; ++step) {
-    u32 a[kMTiles<Config>][4];
+      ptx::SharedAddress(&shared.k[stage][first_key + lane % 8 + lane / 16 * 8][lane / 8 % 2 * 8]);
+  constexpr int kRowBytes = sizeof(shared.k[0][0]);
+  const auto step_of = [&](int step, const u32(&a)[kMTiles<Config>][4]) {
 #pragma unroll
-    for (int m = 0; m < kMTiles<Config>; ++m) {
-      ptx::ldmatrix_x4(a[m], q_address + m * 16 * kRowBytesQ + step * 32);
-    }
-#pragma unroll
-    for (int n = 0; n < WarpState<Config>::kNTiles; n += 2) {
+    for (int n = 0; n < kNTiles; n += 2) {
       u32 b[4];
-      ptx::ldmatrix_x4(b, k_address + n * 8 * kRowBytesK + step * 32);
+      ptx::ldmatrix_x4(b, k_address + n * 8 * kRowBytes + step * 32);
 #pragma unroll
       for (int m = 0; m < kMTiles<Config>; ++m) {
-        ptx::mma_m16n8k16(state.s[m][n], a[m], b[0], b[1], typename Config::Element{});
-        ptx::mma_m16n8k16(state.s[m][n + 1], a[m], b[2], b[3], typename Config::Element{});
+        ptx::mma_m16n8k16(scores[m][n], a[m], b[0], b[1], typename Config::Element{});
+        ptx::mma_m16n8k16(scores[m][n + 1], a[m], b[2], b[3], typename Config::Element{});
       }
+    }
+  };
+  if constexpr (Config::kQInRegisters) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      u32 a[kMTiles<Config>][4];
+#pragma unroll
+      for (int m = 0; m < kMTiles<Config>; ++m) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) a[m][c] = state.q[m][step][c];
+      }
+      step_of(step, a);
+    }
+  } else {
+    // Twice, for the sake of compile time: the addresses are all that a step leaves to the next.
+#pragma unroll 2
+    for (int step = 0; step < kSteps; ++step) {
+      u32 a[kMTiles<Config>][4];
+      LoadQ<Config>(a, shared, step);
+      step_of(step, a);
     }
   }
 }
 
-// o += P V, where P is the 16-bit form of s.
+// o += P V for the keys from `first_key` of the stage on, where P is the 16-bit form of the
+// weights. Takes the scores as they are, 16 keys at a time, so that products of 16 keys hide the
+// exponentials of the next.
 template <class Config>
-__device__ __forceinline__ void WeightedSum(WarpState<Config>& state,
+__device__ __forceinline__ void WeightedSum(WarpState<Config>& state, ScoreTile<Config>& scores,
                                             const SharedStorage<Config>& shared, int stage,
-                                            int lane) {
+                                            int first_key, float to_log2) {
   using Element = typename Config::Element;
   constexpr int kVTiles = WarpState<Config>::kVTiles;
-  const unsigned v_address = ptx::SharedAddress(&shared.v[stage][lane % 16][lane / 16 * 8]);
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const unsigned v_address =
+      ptx::SharedAddress(&shared.v[stage][first_key + lane % 16][lane / 16 * 8]);
   constexpr int kRowBytes = sizeof(shared.v[0][0]);
 #pragma unroll
-  for (int step = 0; step < Config::kBlockN / 16; ++step) {
+  for (int step = 0; step < Config::kScoreN / 16; ++step) {
+    if constexpr (Config::Dropout::kIdentity) {
+      Weights<2>(scores, state.softmax, to_log2, 2 * step);
+    }
     u32 p[kMTiles<Config>][4];
 #pragma unroll
     for (int m = 0; m < kMTiles<Config>; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float(&s)[4] = state.s[m][2 * step + half];
+        const float(&s)[4] = scores[m][2 * step + half];
         p[m][2 * half] = ptx::cvt_rn_x2_f32(s[1], s[0], Element{});
         p[m][2 * half + 1] = ptx::cvt_rn_x2_f32(s[3], s[2], Element{});
       }
@@ -179,6 +214,10 @@ __device__ __forceinline__ void ZeroUnseenValues(SharedStorage<Config>& shared, 
   __syncthreads();
 }
 
+// fp16 weights end at 65504 and lose bits below 2^-14: their reference must stay near the maximum.
+template <class Config>
+inline constexpr bool kWatchAlways = kIsSame<typename Config::Element, Fp16>;
+
 // The tiles of keys of one tile of rows. Holds what the loop carries from one to the next.
 template <class Config, class Params>
 struct KeyLoop {
@@ -215,9 +254,7 @@ struct KeyLoop {
   // Block n, whose copies have been started. Without kMasked every row sees all of it.
   template <bool kMasked>
   __device__ __forceinline__ void Tile() {
-    const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
-    const i64 kv_begin = i64{n} * Config::kBlockN;
-    const i64 row_begin = q_begin + warp * Config::kRowsPerWarp;
+    constexpr int kChunks = Config::kBlockN / Config::kScoreN;
     const int below = Below();
     ptx::cp_async_wait_group<0>();
     __syncthreads();
@@ -229,31 +266,53 @@ struct KeyLoop {
     } else {
       StartV(0, n);
     }
-    Scores<Config>(state, shared, stage, warp, lane);
-    if constexpr (Config::kStages == 1) {
-      ptx::cp_async_wait_group<0>();
-      __syncthreads();
-      if (below >= walk.begin) StartK(0, below);
-    }
     const bool whole = !kMasked || (n >= walk.full_begin && n < walk.full_end);
+    // The scores of a chunk are under way while the one before is turned into weights.
+    ScoreTile<Config> scores[kChunks > 1 ? 2 : 1];
+    Scores<Config>(scores[0], state, shared, stage, 0);
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      if (chunk + 1 < kChunks) {
+        Scores<Config>(scores[(chunk + 1) % 2], state, shared, stage,
+                       (chunk + 1) * Config::kScoreN);
+      }
+      if constexpr (Config::kStages == 1) {
+        if (chunk == 0) ptx::cp_async_wait_group<0>();
+        if (chunk == 0 || chunk + 1 == kChunks) __syncthreads();
+        if (chunk + 1 == kChunks && below >= walk.begin) StartK(0, below);
+      }
+      if constexpr (kMasked) {
+        if (careful && !whole && chunk == 0) {
+          ZeroUnseenValues<Config>(shared, stage, problem, q_begin, i64{n} * Config::kBlockN,
+                                   params);
+        }
+      }
+      Attend(scores[chunk % 2], chunk, whole);
+    }
+    if constexpr (Config::kStages == 2) stage ^= 1;
+    n = below;
+  }
+
+  __device__ __forceinline__ void Attend(ScoreTile<Config>& scores, int chunk, bool whole) {
+    const int first_key = chunk * Config::kScoreN;
+    const i64 kv_begin = i64{n} * Config::kBlockN + first_key;
+    const i64 row_begin = q_begin + threadIdx.x / 32 * Config::kRowsPerWarp;
     if constexpr (!Config::Score::kIdentity) {
       // Rows beyond the length have no scores that a policy could look at.
       const bool full = whole && q_begin + Config::kBlockM <= problem.seqlen_q;
-      ApplyPolicies<Config>(state.s, problem, row_begin, kv_begin, full, params);
+      ApplyPolicies<Config>(scores, problem, row_begin, kv_begin, full, params);
     } else if (!whole) {
-      ApplyPolicies<Config>(state.s, problem, row_begin, kv_begin, false, params);
+      ApplyPolicies<Config>(scores, problem, row_begin, kv_begin, false, params);
     }
-    OnlineSoftmax(state.s, state.o, state.softmax, to_log2);
-    if constexpr (kMasked) {
-      if (careful && !whole)
-        ZeroUnseenValues<Config>(shared, stage, problem, q_begin, kv_begin, params);
+    if (kWatchAlways<Config> || state.softmax.watch) {
+      WatchMaxima(scores, state.o, state.softmax, to_log2, kWatchAlways<Config> || careful);
     }
     if constexpr (!Config::Dropout::kIdentity) {
-      ApplyDropout<Config>(state.s, problem, row_begin, kv_begin, params);
+      Weights<Config::kScoreN / 8>(scores, state.softmax, to_log2, 0);
+      ApplyDropout<Config>(scores, problem, row_begin, kv_begin, params);
     }
-    WeightedSum<Config>(state, shared, stage, lane);
-    if constexpr (Config::kStages == 2) stage ^= 1;
-    n = below;
+    WeightedSum<Config>(state, scores, shared, stage, first_key, to_log2);
+    if constexpr (!kWatchAlways<Config>) RaiseReferences(state.softmax, state.o);
   }
 };
 
@@ -287,6 +346,20 @@ __device__ __forceinline__ void WalkKeys(WarpState<Config>& state, SharedStorage
   if (loop.n < walk.begin) return;
   loop.StartK(0, loop.n);
   if constexpr (Config::kStages == 2) loop.StartV(0, loop.n);
+  if constexpr (Config::kQInRegisters) {
+    ptx::cp_async_wait_group<0>();
+    __syncthreads();
+#pragma unroll
+    for (int step = 0; step < WarpState<Config>::kQkSteps; ++step) {
+      u32 a[kMTiles<Config>][4];
+      LoadQ<Config>(a, shared, step);
+#pragma unroll
+      for (int m = 0; m < kMTiles<Config>; ++m) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) state.q[m][step][c] = a[m][c];
+      }
+    }
+  }
   if constexpr (Config::kPeeled) {
     // Loops that a mask never enters are not compiled.
     while (loop.n >= walk.begin && loop.n >= walk.full_end) loop.template Tile<true>();
@@ -301,12 +374,14 @@ __device__ __forceinline__ void WalkKeys(WarpState<Config>& state, SharedStorage
   }
 }
 
-// Whether any element of O is Inf or NaN.
+// Whether any element of O or a sum is Inf or NaN.
 template <class Config>
 __device__ __forceinline__ bool NonFinite(const WarpState<Config>& state) {
   float probe = 0;  // stays 0: 0 * finite
 #pragma unroll
   for (int m = 0; m < kMTiles<Config>; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) probe = fmaf(state.softmax.sum[m][r], 0.f, probe);
 #pragma unroll
     for (int n = 0; n < WarpState<Config>::kVTiles; ++n) {
 #pragma unroll
@@ -331,10 +406,7 @@ __device__ __forceinline__ void StoreRows(WarpState<Config>& state, SharedStorag
   for (int m = 0; m < kMTiles<Config>; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float sum = state.softmax.sum[m][r];
-      sum += __shfl_xor_sync(kAllLanes, sum, 1);
-      sum += __shfl_xor_sync(kAllLanes, sum, 2);
-      const SoftmaxEnd end = FinishSoftmax(state.softmax.reference[m][r] * kLn2, sum, sink);
+      const SoftmaxEnd end = FinishRow(state.softmax, m, r, sink);
       const int row = first_row + RowOf(m, 2 * r);
       if (lane % 4 == 0 && q_begin + row < problem.seqlen_q)
         Config::Lse::Store(end.lse, problem, q_begin + row, params);
@@ -385,19 +457,7 @@ __device__ __forceinline__ void AttendTile(SharedStorage<Config>& shared, const 
         DenseRows<Element>{q, core.q_strides.seq});
     // Also when no key follows: O is written where these copies land.
     ptx::cp_async_commit_group();
-#pragma unroll
-    for (int m = 0; m < kMTiles<Config>; ++m) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        state.softmax.reference[m][r] = -Infinity();
-        state.softmax.sum[m][r] = 0;
-      }
-#pragma unroll
-      for (int n = 0; n < WarpState<Config>::kVTiles; ++n) {
-#pragma unroll
-        for (int c = 0; c < 4; ++c) state.o[m][n][c] = 0;
-      }
-    }
+    StartSoftmax(state.softmax, state.o);
     WalkKeys<Config>(state, shared, problem, q_begin, q_end, careful, params);
     if (careful || !__syncthreads_or(NonFinite<Config>(state))) break;
   }
@@ -412,8 +472,8 @@ __device__ __forceinline__ void Run(const Params& params) {
   static_assert(ScorePolicy<typename Config::Score, Params>);
   static_assert(KvRowsPolicy<typename Config::KvRows, Params>);
   static_assert(Config::kBlockM == Config::kWarps * Config::kRowsPerWarp);
-  static_assert(Config::kRowsPerWarp == 16 || Config::kRowsPerWarp == 32);
-  static_assert(Config::kBlockN % 16 == 0);
+  static_assert(Config::kRowsPerWarp % 16 == 0);
+  static_assert(Config::kScoreN % 16 == 0 && Config::kBlockN % Config::kScoreN == 0);
   extern __shared__ __align__(16) u8 shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
   WalkTiles<Config>(params, [&](const Problem& problem, i64 q_begin) {

@@ -4,6 +4,7 @@
 #ifndef TILEWRIGHT_MMA_SCORE_TILE_CUH_
 #define TILEWRIGHT_MMA_SCORE_TILE_CUH_
 
+#include "core/convert.cuh"
 #include "core/math.cuh"
 #include "core/online_softmax.cuh"
 #include "core/problem.cuh"
@@ -80,18 +81,65 @@ __device__ __forceinline__ void ApplyDropout(float (&weights)[kMTiles][kNTiles][
   }
 }
 
+// The online softmax of a warp's rows. Weights are 2^(score - reference), and a row's reference
+// need not be its maximum: numerator and denominator share it, so it cancels. It is the row's
+// highest score at the first keys that it sees (`watch` is set until all rows have seen one); from
+// then on no maximum is taken. A reference that scores leave far behind is raised when the sum of
+// the weights shows it (RaiseReferences); what overflows before that makes O or the sum non-finite,
+// and the tile is then computed again with `watch` always set: every maximum is taken, and a
+// reference moves as soon as a score passes it by kLazyLog2.
 template <int kMTiles>
 struct SoftmaxState {
   float reference[kMTiles][2];  // log2 units
   float sum[kMTiles][2];        // this lane's columns only, until the end
+  bool watch;                   // the same in all lanes
 };
 
-// Turns scores (times `to_log2`: log2 units) into weights relative to the row's reference, moving
-// the reference where a score passes it by more than kLazyLog2.
+// Finite, so that the weight of a score of -inf is 0 and not NaN.
+inline constexpr float kNoReference = -1e30f;
+
+// Far above what scores near their reference add up to, and far below the end of fp32: a tile may
+// raise its highest score by another 2^80 before anything overflows.
+inline constexpr float kHighSum = 1099511627776.f;  // 2^40
+
+template <int kMTiles, int kVTiles>
+__device__ __forceinline__ void StartSoftmax(SoftmaxState<kMTiles>& softmax,
+                                             float (&o)[kMTiles][kVTiles][4]) {
+  softmax.watch = true;
+#pragma unroll
+  for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      softmax.reference[m][r] = kNoReference;
+      softmax.sum[m][r] = 0;
+    }
+#pragma unroll
+    for (int n = 0; n < kVTiles; ++n) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) o[m][n][c] = 0;
+    }
+  }
+}
+
+template <int kMTiles, int kVTiles>
+__device__ __forceinline__ void ScaleRow(SoftmaxState<kMTiles>& softmax,
+                                         float (&o)[kMTiles][kVTiles][4], int m, int r,
+                                         float factor) {
+  softmax.sum[m][r] *= factor;
+#pragma unroll
+  for (int n = 0; n < kVTiles; ++n) {
+    o[m][n][2 * r] *= factor;
+    o[m][n][2 * r + 1] *= factor;
+  }
+}
+
+// Moves the reference of rows whose highest score (times `to_log2`: log2 units) passes it by more
+// than kLazyLog2, or that have none. `always`: keeps watching.
 template <int kMTiles, int kNTiles, int kVTiles>
-__device__ __forceinline__ void OnlineSoftmax(float (&scores)[kMTiles][kNTiles][4],
-                                              float (&o)[kMTiles][kVTiles][4],
-                                              SoftmaxState<kMTiles>& softmax, float to_log2) {
+__device__ __forceinline__ void WatchMaxima(const float (&scores)[kMTiles][kNTiles][4],
+                                            float (&o)[kMTiles][kVTiles][4],
+                                            SoftmaxState<kMTiles>& softmax, float to_log2,
+                                            bool always) {
   float highest[kMTiles][2];
   bool moves = false;
 #pragma unroll
@@ -110,44 +158,94 @@ __device__ __forceinline__ void OnlineSoftmax(float (&scores)[kMTiles][kNTiles][
     }
   }
   if (__any_sync(kAllLanes, moves)) {
+    bool missing = false;
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float before = softmax.reference[m][r];
         const float after = fmaxf(before, highest[m][r]);
-        // A row that has seen no key yet has reference -inf and nothing to scale.
-        const float factor = before == after ? 1.f : ptx::ex2_approx_ftz(before - after);
         softmax.reference[m][r] = after;
-        softmax.sum[m][r] *= factor;
-#pragma unroll
-        for (int n = 0; n < kVTiles; ++n) {
-          o[m][n][2 * r] *= factor;
-          o[m][n][2 * r + 1] *= factor;
-        }
+        missing |= after == kNoReference;
+        ScaleRow(softmax, o, m, r, before == after ? 1.f : ptx::ex2_approx_ftz(before - after));
       }
     }
+    softmax.watch = always || __any_sync(kAllLanes, missing);
   }
+}
+
+// floor(log2(value)) for values from 1 on; 126 at most.
+__device__ __forceinline__ int ExponentOf(float value) {
+  const int exponent = static_cast<int>(BitsOfFloat(value) >> 23) - 127;
+  return exponent < 126 ? exponent : 126;
+}
+
+// Raises references by a power of two where a sum has grown high, so that sum and O keep away from
+// overflow.
+template <int kMTiles, int kVTiles>
+__device__ __forceinline__ void RaiseReferences(SoftmaxState<kMTiles>& softmax,
+                                                float (&o)[kMTiles][kVTiles][4]) {
+  float highest = 0;
+#pragma unroll
+  for (int m = 0; m < kMTiles; ++m) {
+    highest = fmaxf(highest, fmaxf(softmax.sum[m][0], softmax.sum[m][1]));
+  }
+  if (!__any_sync(kAllLanes, highest > kHighSum)) return;
 #pragma unroll
   for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      // While every score of a row is -inf its reference is too; exp2(-inf - 0) is the 0 we want.
-      const float reference =
-          softmax.reference[m][r] == -Infinity() ? 0.f : softmax.reference[m][r];
-      float sum = 0;
-#pragma unroll
-      for (int n = 0; n < kNTiles; ++n) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          float& s = scores[m][n][2 * r + c];
-          s = ptx::ex2_approx_ftz(fmaf(s, to_log2, -reference));
-          sum += s;
-        }
-      }
-      softmax.sum[m][r] += sum;
+      float sum = softmax.sum[m][r];
+      sum = fmaxf(sum, __shfl_xor_sync(kAllLanes, sum, 1));
+      sum = fmaxf(sum, __shfl_xor_sync(kAllLanes, sum, 2));
+      // Infinite sums stay infinite.
+      const int exponent = sum > 1.f ? ExponentOf(sum) : 0;
+      softmax.reference[m][r] += static_cast<float>(exponent);
+      ScaleRow(softmax, o, m, r, FloatOfBits(static_cast<u32>(127 - exponent) << 23));
     }
   }
+}
+
+// Turns the scores of tiles [first, first + kCount) into weights and adds them to the sums.
+template <int kCount, int kMTiles, int kNTiles>
+__device__ __forceinline__ void Weights(float (&scores)[kMTiles][kNTiles][4],
+                                        SoftmaxState<kMTiles>& softmax, float to_log2, int first) {
+#pragma unroll
+  for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int n = 0; n < kCount; ++n) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          float& s = scores[m][first + n][2 * r + c];
+          s = ptx::ex2_approx_ftz(fmaf(s, to_log2, -softmax.reference[m][r]));
+          softmax.sum[m][r] += s;
+        }
+      }
+    }
+  }
+}
+
+// The end of row (m, r): its sum over the lanes, with what stands for its logit 0.
+template <int kMTiles>
+__device__ __forceinline__ SoftmaxEnd FinishRow(const SoftmaxState<kMTiles>& softmax, int m, int r,
+                                                float sink) {
+  float sum = softmax.sum[m][r];
+  sum += __shfl_xor_sync(kAllLanes, sum, 1);
+  sum += __shfl_xor_sync(kAllLanes, sum, 2);
+  float reference = softmax.reference[m][r];
+  float scale = 1;
+  if (sum > 1.f) {
+    // Takes the sum's exponent into the reference: a sink is compared with the row's own size.
+    const int exponent = ExponentOf(sum);
+    scale = FloatOfBits(static_cast<u32>(127 - exponent) << 23);
+    reference += static_cast<float>(exponent);
+  }
+  SoftmaxEnd end =
+      FinishSoftmax(reference == kNoReference ? -Infinity() : reference * kLn2, sum * scale, sink);
+  end.o_scale *= scale;
+  return end;
 }
 
 }  // namespace tilewright

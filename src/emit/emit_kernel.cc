@@ -250,7 +250,10 @@ void WritePlan(const KernelPlan& plan, ConfigWriter& config) {
       .Int("kBlockN", plan.block_n);
   switch (plan.family) {
     case Family::kFwdSm80:
-      config.Int("kStages", plan.stages).Bool("kPeeled", plan.peeled);
+      config.Int("kScoreN", plan.block_n)
+          .Int("kStages", plan.stages)
+          .Bool("kPeeled", plan.peeled)
+          .Bool("kQInRegisters", false);
       break;
     case Family::kFwdSimple:
       config.Int("kPanel", plan.panel);
