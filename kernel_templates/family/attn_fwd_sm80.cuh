@@ -58,6 +58,7 @@ struct SharedStorage {
   static constexpr int kPitchQo = kPitchQk > kPitchV ? kPitchQk : kPitchV;
   using Element = typename Config::Element;
 
+  alignas(16) Problem problem;
   alignas(16) Element qo[Config::kBlockM][kPitchQo];
   alignas(16) Element k[Config::kStages][Config::kBlockN][kPitchQk];
   alignas(16) Element v[Config::kStages][Config::kBlockN][kPitchV];
@@ -477,7 +478,10 @@ __device__ __forceinline__ void Run(const Params& params) {
   extern __shared__ __align__(16) u8 shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
   WalkTiles<Config>(params, [&](const Problem& problem, i64 q_begin) {
-    AttendTile<Config>(shared, problem, q_begin, params);
+    __syncthreads();
+    if (threadIdx.x == 0) shared.problem = problem;
+    __syncthreads();
+    AttendTile<Config>(shared, shared.problem, q_begin, params);
   });
 }
 
