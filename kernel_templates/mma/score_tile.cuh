@@ -81,6 +81,16 @@ __device__ __forceinline__ void ApplyDropout(float (&weights)[kMTiles][kNTiles][
   }
 }
 
+// Over the four lanes that share a row.
+__device__ __forceinline__ float QuadSum(float value) {
+  value += __shfl_xor_sync(kAllLanes, value, 1);
+  return value + __shfl_xor_sync(kAllLanes, value, 2);
+}
+__device__ __forceinline__ float QuadMax(float value) {
+  value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
+  return fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
+}
+
 // The online softmax of a warp's rows. Weights are 2^(score - reference), and a row's reference
 // need not be its maximum: numerator and denominator share it, so it cancels. It is the row's
 // highest score at the first keys that it sees (`watch` is set until all rows have seen one); from
@@ -133,45 +143,59 @@ __device__ __forceinline__ void ScaleRow(SoftmaxState<kMTiles>& softmax,
   }
 }
 
-// Moves the reference of rows whose highest score (times `to_log2`: log2 units) passes it by more
-// than kLazyLog2, or that have none. `always`: keeps watching.
+// Of the warp's keys in row (m, r).
+template <int kMTiles, int kNTiles>
+__device__ __forceinline__ float HighestScore(const float (&scores)[kMTiles][kNTiles][4], int m,
+                                              int r) {
+  float value = fmaxf(scores[m][0][2 * r], scores[m][0][2 * r + 1]);
+#pragma unroll
+  for (int n = 1; n < kNTiles; ++n) {
+    value = fmaxf(value, fmaxf(scores[m][n][2 * r], scores[m][n][2 * r + 1]));
+  }
+  return QuadMax(value);
+}
+
+// Moves the reference of rows whose highest score (in log2 units) passes it by more than kLazyLog2,
+// or that have none. `always`: keeps watching.
+template <int kMTiles, int kVTiles>
+__device__ __forceinline__ void MoveReferences(const float (&highest)[kMTiles][2],
+                                               float (&o)[kMTiles][kVTiles][4],
+                                               SoftmaxState<kMTiles>& softmax, bool always) {
+  bool moves = false;
+#pragma unroll
+  for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) moves |= highest[m][r] > softmax.reference[m][r] + kLazyLog2;
+  }
+  if (!__any_sync(kAllLanes, moves)) return;
+  bool missing = false;
+#pragma unroll
+  for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float before = softmax.reference[m][r];
+      const float after = fmaxf(before, highest[m][r]);
+      softmax.reference[m][r] = after;
+      missing |= after == kNoReference;
+      ScaleRow(softmax, o, m, r, before == after ? 1.f : ptx::ex2_approx_ftz(before - after));
+    }
+  }
+  softmax.watch = always || __any_sync(kAllLanes, missing);
+}
+
+// As above, from the scores of all keys (times `to_log2`: log2 units).
 template <int kMTiles, int kNTiles, int kVTiles>
 __device__ __forceinline__ void WatchMaxima(const float (&scores)[kMTiles][kNTiles][4],
                                             float (&o)[kMTiles][kVTiles][4],
                                             SoftmaxState<kMTiles>& softmax, float to_log2,
                                             bool always) {
   float highest[kMTiles][2];
-  bool moves = false;
 #pragma unroll
   for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float value = fmaxf(scores[m][0][2 * r], scores[m][0][2 * r + 1]);
-#pragma unroll
-      for (int n = 1; n < kNTiles; ++n) {
-        value = fmaxf(value, fmaxf(scores[m][n][2 * r], scores[m][n][2 * r + 1]));
-      }
-      value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
-      value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
-      highest[m][r] = value * to_log2;
-      moves |= highest[m][r] > softmax.reference[m][r] + kLazyLog2;
-    }
+    for (int r = 0; r < 2; ++r) highest[m][r] = HighestScore(scores, m, r) * to_log2;
   }
-  if (__any_sync(kAllLanes, moves)) {
-    bool missing = false;
-#pragma unroll
-    for (int m = 0; m < kMTiles; ++m) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float before = softmax.reference[m][r];
-        const float after = fmaxf(before, highest[m][r]);
-        softmax.reference[m][r] = after;
-        missing |= after == kNoReference;
-        ScaleRow(softmax, o, m, r, before == after ? 1.f : ptx::ex2_approx_ftz(before - after));
-      }
-    }
-    softmax.watch = always || __any_sync(kAllLanes, missing);
-  }
+  MoveReferences(highest, o, softmax, always);
 }
 
 // floor(log2(value)) for values from 1 on; 126 at most.
@@ -180,28 +204,40 @@ __device__ __forceinline__ int ExponentOf(float value) {
   return exponent < 126 ? exponent : 126;
 }
 
-// Raises references by a power of two where a sum has grown high, so that sum and O keep away from
-// overflow.
+TILEWRIGHT_HOST_DEVICE float PowerOfTwo(int exponent) {
+  return FloatOfBits(static_cast<u32>(127 + exponent) << 23);
+}
+
+// By the exponent of `sum`, the highest of the row's sums. An infinite sum stays infinite.
 template <int kMTiles, int kVTiles>
-__device__ __forceinline__ void RaiseReferences(SoftmaxState<kMTiles>& softmax,
-                                                float (&o)[kMTiles][kVTiles][4]) {
+__device__ __forceinline__ void RaiseRow(SoftmaxState<kMTiles>& softmax,
+                                         float (&o)[kMTiles][kVTiles][4], int m, int r, float sum) {
+  const int exponent = sum > 1.f ? ExponentOf(sum) : 0;
+  softmax.reference[m][r] += static_cast<float>(exponent);
+  ScaleRow(softmax, o, m, r, PowerOfTwo(-exponent));
+}
+
+template <int kMTiles>
+__device__ __forceinline__ bool SumsAreHigh(const SoftmaxState<kMTiles>& softmax) {
   float highest = 0;
 #pragma unroll
   for (int m = 0; m < kMTiles; ++m) {
     highest = fmaxf(highest, fmaxf(softmax.sum[m][0], softmax.sum[m][1]));
   }
-  if (!__any_sync(kAllLanes, highest > kHighSum)) return;
+  return __any_sync(kAllLanes, highest > kHighSum);
+}
+
+// Raises references by a power of two where a sum has grown high, so that sum and O keep away from
+// overflow.
+template <int kMTiles, int kVTiles>
+__device__ __forceinline__ void RaiseReferences(SoftmaxState<kMTiles>& softmax,
+                                                float (&o)[kMTiles][kVTiles][4]) {
+  if (!SumsAreHigh(softmax)) return;
 #pragma unroll
   for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float sum = softmax.sum[m][r];
-      sum = fmaxf(sum, __shfl_xor_sync(kAllLanes, sum, 1));
-      sum = fmaxf(sum, __shfl_xor_sync(kAllLanes, sum, 2));
-      // Infinite sums stay infinite.
-      const int exponent = sum > 1.f ? ExponentOf(sum) : 0;
-      softmax.reference[m][r] += static_cast<float>(exponent);
-      ScaleRow(softmax, o, m, r, FloatOfBits(static_cast<u32>(127 - exponent) << 23));
+      RaiseRow(softmax, o, m, r, QuadMax(softmax.sum[m][r]));
     }
   }
 }
@@ -227,25 +263,37 @@ __device__ __forceinline__ void Weights(float (&scores)[kMTiles][kNTiles][4],
   }
 }
 
-// The end of row (m, r): its sum over the lanes, with what stands for its logit 0.
-template <int kMTiles>
-__device__ __forceinline__ SoftmaxEnd FinishRow(const SoftmaxState<kMTiles>& softmax, int m, int r,
-                                                float sink) {
-  float sum = softmax.sum[m][r];
-  sum += __shfl_xor_sync(kAllLanes, sum, 1);
-  sum += __shfl_xor_sync(kAllLanes, sum, 2);
-  float reference = softmax.reference[m][r];
+// The end of a row, from its reference and the sum over all lanes.
+__device__ __forceinline__ SoftmaxEnd FinishRow(float reference, float sum, float sink) {
   float scale = 1;
   if (sum > 1.f) {
     // Takes the sum's exponent into the reference: a sink is compared with the row's own size.
     const int exponent = ExponentOf(sum);
-    scale = FloatOfBits(static_cast<u32>(127 - exponent) << 23);
+    scale = PowerOfTwo(-exponent);
     reference += static_cast<float>(exponent);
   }
   SoftmaxEnd end =
       FinishSoftmax(reference == kNoReference ? -Infinity() : reference * kLn2, sum * scale, sink);
   end.o_scale *= scale;
   return end;
+}
+
+// Whether any element of O or a sum is Inf or NaN.
+template <int kMTiles, int kVTiles>
+__device__ __forceinline__ bool HasNonFinite(const float (&o)[kMTiles][kVTiles][4],
+                                             const SoftmaxState<kMTiles>& softmax) {
+  float probe = 0;  // stays 0: 0 * finite
+#pragma unroll
+  for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) probe = fmaf(softmax.sum[m][r], 0.f, probe);
+#pragma unroll
+    for (int n = 0; n < kVTiles; ++n) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) probe = fmaf(o[m][n][c], 0.f, probe);
+    }
+  }
+  return probe != 0 || probe != probe;
 }
 
 }  // namespace tilewright

@@ -149,6 +149,33 @@ __device__ __forceinline__ void StartCopyOfKeys(
   }
 }
 
+// Writes rows [i_begin, i_begin + rows) of O, as far as they exist, from shared memory, by one
+// warp.
+template <class Config, class Params>
+__device__ __forceinline__ void StoreTileOfRows(const typename Config::Element* from, int pitch,
+                                                i64 i_begin, int rows, const Problem& problem,
+                                                const Params& params) {
+  using Element = typename Config::Element;
+  const abi::AttnFwdParams& core = params.core;
+  Element* o = static_cast<Element*>(core.o) + problem.q_batch * core.o_strides.batch +
+               problem.h * core.o_strides.head + (problem.q_row + i_begin) * core.o_strides.seq;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  rows = static_cast<int>(Min(rows, problem.seqlen_q - i_begin));
+  constexpr int kChunks = RoundUp(Config::kHeadDimV, 8) / 8;
+  if (Config::kHeadDimV % 8 == 0 && Aligned16(core.o, core.o_strides)) {
+    for (int index = lane; index < rows * kChunks; index += 32) {
+      const int row = index / kChunks, column = index % kChunks * 8;
+      *reinterpret_cast<Vec16*>(o + row * core.o_strides.seq + column) =
+          *reinterpret_cast<const Vec16*>(from + row * pitch + column);
+    }
+  } else {
+    for (int index = lane; index < rows * Config::kHeadDimV; index += 32) {
+      const int row = index / Config::kHeadDimV, column = index % Config::kHeadDimV;
+      o[row * core.o_strides.seq + column] = from[row * pitch + column];
+    }
+  }
+}
+
 }  // namespace tilewright
 
 #endif  // TILEWRIGHT_MMA_TILE_COPY_CUH_

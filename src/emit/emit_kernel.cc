@@ -250,7 +250,8 @@ void WritePlan(const KernelPlan& plan, ConfigWriter& config) {
       .Int("kBlockN", plan.block_n);
   switch (plan.family) {
     case Family::kFwdSm80:
-      config.Int("kScoreN", plan.block_n)
+      config.Int("kColumnWarps", 1)
+          .Int("kScoreN", plan.block_n)
           .Int("kStages", plan.stages)
           .Bool("kPeeled", plan.peeled)
           .Bool("kQInRegisters", false);

@@ -37,7 +37,7 @@ bool HasPolicies(const AttentionSpec& spec) {
 // compiling. Head dims that are a power of two need fewer registers for addresses; a score or
 // element mask needs some for its own arithmetic, finding keys on pages most.
 int64_t MaxAccumulators(const AttentionSpec& spec, int rows_per_warp, int block_n) {
-  if (spec.page_size != 0) return 88;
+  if (spec.page_size != 0 || spec.dropout != 0) return 88;
   if (rows_per_warp == 16) return HasPolicies(spec) ? 112 : 160;
   if (HasPolicies(spec)) return 112;
   const bool simple_addresses = std::has_single_bit(static_cast<uint64_t>(spec.dim_qk)) &&
@@ -131,11 +131,14 @@ double Cost(const PlanRequest& request, const KernelPlan& plan, int64_t accumula
 
 }  // namespace
 
+// sizeof(Problem), and what aligns the tiles behind it.
+constexpr int64_t kProblemBytes = 80;
+
 int64_t FwdSm80SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, int64_t dim_v) {
   const int64_t pitch_qk = Pitch(RoundUp(dim_qk, 16));
   const int64_t pitch_v = Pitch(dim_v);
-  return 2 *
-         (block_m * std::max(pitch_qk, pitch_v) + int64_t{stages} * block_n * (pitch_qk + pitch_v));
+  return kProblemBytes + 2 * (block_m * std::max(pitch_qk, pitch_v) +
+                   int64_t{stages} * block_n * (pitch_qk + pitch_v));
 }
 
 FamilyAnswer PlanFwdSm80(const PlanRequest& request) {

@@ -23,9 +23,9 @@ FamilyAnswer Plan(std::string_view text, std::string_view target = "sm_90a") {
 
 TEST(FwdSm80PlannerTest, SharedMemoryIsQAndTheStagesOfKAndV) {
   // 128 columns are 16 chunks of 8: rows lie 17 apart.
-  EXPECT_EQ(FwdSm80SmemBytes(128, 64, 2, 128, 128), 2 * (128 * 136 + 2 * 64 * (136 + 136)));
+  EXPECT_EQ(FwdSm80SmemBytes(128, 64, 2, 128, 128), 80 + 2 * (128 * 136 + 2 * 64 * (136 + 136)));
   // K is padded to steps of 16: 10 chunks, 11 apart. V's 9 are odd already.
-  EXPECT_EQ(FwdSm80SmemBytes(64, 32, 1, 72, 72), 2 * (64 * 88 + 32 * (88 + 72)));
+  EXPECT_EQ(FwdSm80SmemBytes(64, 32, 1, 72, 72), 80 + 2 * (64 * 88 + 32 * (88 + 72)));
 }
 
 // What the kernel takes for granted, over dims, architectures and lengths.

@@ -1,0 +1,151 @@
+// The products of attention on 16-bit operands, for warps that each have rows of their own: Q K^T,
+// and P V with P in registers. A core is what attn_fwd_sm80.cuh keeps of a tile of rows; the others
+// (split_core.cuh, tf32_core.cuh) have the same members.
+//
+//   Shared          tiles in shared memory; kQStep, kVStep: what the columns of Q and K, and of V,
+//                   are padded to, with zeros
+//   ScoreTile       the scores that a warp computes at a time: kScoreKeys keys
+//   FirstRow()      of this warp, within the tile of rows
+//   FirstKey()      of this warp, within the keys it is told to attend
+#ifndef TILEWRIGHT_MMA_HALF_CORE_CUH_
+#define TILEWRIGHT_MMA_HALF_CORE_CUH_
+
+#include "core/math.cuh"
+#include "core/problem.cuh"
+#include "core/types.cuh"
+#include "mma/half_products.cuh"
+#include "mma/score_tile.cuh"
+#include "mma/tile_copy.cuh"
+#include "policy/dropout.cuh"
+
+namespace tilewright {
+
+template <class Config>
+struct HalfCore {
+  using Element = typename Config::Element;
+  static constexpr int kQStep = 16;
+  static constexpr int kVStep = 8;
+  static constexpr int kMTiles = Config::kRowsPerWarp / 16;
+  static constexpr int kQkSteps = RoundUp(Config::kHeadDimQk, 16) / 16;
+  static constexpr int kVTiles = RoundUp(Config::kHeadDimV, 8) / 8;
+  static constexpr int kScoreKeys = Config::kScoreN;
+  // fp16 weights end at 65504 and lose bits below 2^-14: their reference must stay near the
+  // maximum.
+  static constexpr bool kWatchAlways = kIsSame<Element, Fp16>;
+
+  //   qo [kBlockM][pitch]           Q, at the end O
+  //   k  [kStages][kBlockN][pitch]
+  //   v  [kStages][kBlockN][pitch]
+  struct Shared {
+    static constexpr int kPitchQk = Pitch(RoundUp(Config::kHeadDimQk, kQStep));
+    static constexpr int kPitchV = Pitch(Config::kHeadDimV);
+    static constexpr int kPitchQo = kPitchQk > kPitchV ? kPitchQk : kPitchV;
+
+    alignas(16) Problem problem;
+    alignas(16) Element qo[Config::kBlockM][kPitchQo];
+    alignas(16) Element k[Config::kStages][Config::kBlockN][kPitchQk];
+    alignas(16) Element v[Config::kStages][Config::kBlockN][kPitchV];
+  };
+  using ScoreTile = float[kMTiles][kScoreKeys / 8][4];
+
+  Shared& shared;
+  float o[kMTiles][kVTiles][4];
+  SoftmaxState<kMTiles> softmax;
+  u32 q[kMTiles][Config::kQInRegisters ? kQkSteps : 1][4];
+
+  __device__ __forceinline__ explicit HalfCore(Shared& shared) : shared(shared) {}
+
+  static __device__ __forceinline__ int FirstRow() {
+    return static_cast<int>(threadIdx.x / 32 * Config::kRowsPerWarp);
+  }
+  static __device__ __forceinline__ int FirstKey() { return 0; }
+
+  __device__ __forceinline__ void Start() { StartSoftmax(softmax, o); }
+
+  // After Q has arrived, before the first scores.
+  __device__ __forceinline__ void HoldQ() {
+    if constexpr (Config::kQInRegisters) {
+#pragma unroll
+      for (int step = 0; step < kQkSteps; ++step) {
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m) {
+          LoadRows(q[m][step], &shared.qo[FirstRow() + m * 16][step * 16], Shared::kPitchQo);
+        }
+      }
+    }
+  }
+
+  // scores = Q K^T for this warp's rows and the keys from `first_key` of the stage on.
+  __device__ __forceinline__ void Scores(ScoreTile& scores, int stage, int first_key) const {
+    ClearTile(scores);
+    const unsigned k_address = AddressOfColumns(&shared.k[stage][first_key][0], Shared::kPitchQk);
+    if constexpr (Config::kQInRegisters) {
+#pragma unroll
+      for (int step = 0; step < kQkSteps; ++step) {
+        u32 a[kMTiles][4];
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) a[m][c] = q[m][step][c];
+        }
+        MultiplyByColumns<Element, Shared::kPitchQk>(scores, a, k_address + step * 32);
+      }
+    } else {
+      const unsigned q_address = AddressOfRows(&shared.qo[FirstRow()][0], Shared::kPitchQo);
+      ScoreSteps<Element, kQkSteps, Shared::kPitchQo, Shared::kPitchQk>(scores, q_address,
+                                                                        k_address);
+    }
+  }
+
+  __device__ __forceinline__ void WatchScores(const ScoreTile& scores, float to_log2, bool always) {
+    WatchMaxima(scores, o, softmax, to_log2, always);
+  }
+
+  // o += P V for the keys from `first_key` of the stage on, where P is the 16-bit form of the
+  // weights. Takes scores (with dropout: weights), 16 keys at a time, so that the products of 16
+  // keys hide the exponentials of the next.
+  __device__ __forceinline__ void AddValues(ScoreTile& scores, int stage, int first_key,
+                                            float to_log2) {
+    const unsigned v_address = AddressOfRows(&shared.v[stage][first_key][0], Shared::kPitchV);
+#pragma unroll
+    for (int step = 0; step < kScoreKeys / 16; ++step) {
+      if constexpr (Config::Dropout::kIdentity) Weights<2>(scores, softmax, to_log2, 2 * step);
+      u32 p[kMTiles][4];
+#pragma unroll
+      for (int m = 0; m < kMTiles; ++m) PackWeights<Element>(p[m], scores[m], step);
+      MultiplyByRows<Element>(o, p, v_address + step * 16 * Shared::kPitchV * sizeof(Element));
+    }
+  }
+
+  __device__ __forceinline__ void Raise() {
+    if constexpr (!kWatchAlways) RaiseReferences(softmax, o);
+  }
+
+  __device__ __forceinline__ bool NonFinite() const { return HasNonFinite(o, softmax); }
+
+  // Normalises, and writes O through the warp's own rows of shared.qo so that the stores are wide
+  // and dense.
+  template <class Params>
+  __device__ __forceinline__ void Store(const Problem& problem, i64 q_begin, const Params& params) {
+    const float sink = Config::Sink::Logit(problem, params);
+    const int first_row = FirstRow();
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = first_row + RowOf(m, 2 * r);
+        const SoftmaxEnd end = FinishRow(softmax.reference[m][r], QuadSum(softmax.sum[m][r]), sink);
+        if (threadIdx.x % 4 == 0 && q_begin + row < problem.seqlen_q)
+          Config::Lse::Store(end.lse, problem, q_begin + row, params);
+        StoreFragments<Element>(&shared.qo[row][0], o[m], r, end);
+      }
+    }
+    __syncwarp();
+    StoreTileOfRows<Config>(&shared.qo[first_row][0], Shared::kPitchQo, q_begin + first_row,
+                            Config::kRowsPerWarp, problem, params);
+  }
+};
+
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_MMA_HALF_CORE_CUH_

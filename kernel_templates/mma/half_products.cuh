@@ -1,0 +1,130 @@
+// Products of 16-bit tiles in shared memory by one warp: ldmatrix, mma.sync m16n8k16, fragments as
+// in ptx/mma_sync.cuh. Rows of shared tiles lie `kPitch` elements apart, an odd number of 16-byte
+// chunks (mma/tile_copy.cuh).
+#ifndef TILEWRIGHT_MMA_HALF_PRODUCTS_CUH_
+#define TILEWRIGHT_MMA_HALF_PRODUCTS_CUH_
+
+#include "core/online_softmax.cuh"
+#include "core/types.cuh"
+#include "mma/score_tile.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/mma_sync.cuh"
+
+namespace tilewright {
+
+// The address that this lane gives to ldmatrix.x4 for a 16 x 16 tile at `first` as operand A, or,
+// transposed by ldmatrix, as two operands B whose k runs along the rows.
+template <class Element>
+__device__ __forceinline__ unsigned AddressOfRows(const Element* first, int pitch) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  return ptx::SharedAddress(first + lane % 16 * pitch + lane / 16 * 8);
+}
+// For two operands B of 8 rows each, k along the columns.
+template <class Element>
+__device__ __forceinline__ unsigned AddressOfColumns(const Element* first, int pitch) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  return ptx::SharedAddress(first + (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 8);
+}
+
+template <class Element>
+__device__ __forceinline__ void LoadRows(u32 (&a)[4], const Element* first, int pitch) {
+  ptx::ldmatrix_x4(a, AddressOfRows(first, pitch));
+}
+
+template <int kMTiles, int kNTiles>
+__device__ __forceinline__ void ClearTile(float (&d)[kMTiles][kNTiles][4]) {
+#pragma unroll
+  for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < kNTiles; ++n) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) d[m][n][c] = 0;
+    }
+  }
+}
+
+// d += a B^T for 16 columns of B, whose rows are the columns of d.
+template <class Element, int kPitch, int kMTiles, int kNTiles>
+__device__ __forceinline__ void MultiplyByColumns(float (&d)[kMTiles][kNTiles][4],
+                                                  const u32 (&a)[kMTiles][4], unsigned b_address) {
+  static_assert(kNTiles % 2 == 0);
+#pragma unroll
+  for (int n = 0; n < kNTiles; n += 2) {
+    u32 b[4];
+    ptx::ldmatrix_x4(b, b_address + n * 8 * kPitch * sizeof(Element));
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+      ptx::mma_m16n8k16(d[m][n], a[m], b[0], b[1], Element{});
+      ptx::mma_m16n8k16(d[m][n + 1], a[m], b[2], b[3], Element{});
+    }
+  }
+}
+
+// d += A B^T over kSteps * 16 columns of both.
+template <class Element, int kSteps, int kPitchA, int kPitchB, int kMTiles, int kNTiles>
+__device__ __forceinline__ void ScoreSteps(float (&d)[kMTiles][kNTiles][4], unsigned a_address,
+                                           unsigned b_address) {
+  // Twice, for the sake of compile time: the addresses are all that a step leaves to the next.
+#pragma unroll 2
+  for (int step = 0; step < kSteps; ++step) {
+    u32 a[kMTiles][4];
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+      ptx::ldmatrix_x4(a[m], a_address + m * 16 * kPitchA * sizeof(Element) + step * 32);
+    }
+    MultiplyByColumns<Element, kPitchB>(d, a, b_address + step * 32);
+  }
+}
+
+// d += a B for 16 rows of B.
+template <class Element, int kMTiles, int kNTiles>
+__device__ __forceinline__ void MultiplyByRows(float (&d)[kMTiles][kNTiles][4],
+                                               const u32 (&a)[kMTiles][4], unsigned b_address) {
+#pragma unroll
+  for (int n = 0; n + 1 < kNTiles; n += 2) {
+    u32 b[4];
+    ptx::ldmatrix_x4_trans(b, b_address + n * 16);
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+      ptx::mma_m16n8k16(d[m][n], a[m], b[0], b[1], Element{});
+      ptx::mma_m16n8k16(d[m][n + 1], a[m], b[2], b[3], Element{});
+    }
+  }
+  if constexpr (kNTiles % 2 == 1) {
+    u32 b[2];
+    ptx::ldmatrix_x2_trans(b, b_address + (kNTiles - 1) * 16);
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+      ptx::mma_m16n8k16(d[m][kNTiles - 1], a[m], b[0], b[1], Element{});
+    }
+  }
+}
+
+// Weights of 16 keys, accumulators of two n8 tiles, as an operand A.
+template <class Element, int kNTiles>
+__device__ __forceinline__ void PackWeights(u32 (&p)[4], const float (&weights)[kNTiles][4],
+                                            int step) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float(&w)[4] = weights[2 * step + half];
+    p[2 * half] = ptx::cvt_rn_x2_f32(w[1], w[0], Element{});
+    p[2 * half + 1] = ptx::cvt_rn_x2_f32(w[3], w[2], Element{});
+  }
+}
+
+// Row r (0, 1) of the lane's rows of O, normalised, to its row in shared memory.
+template <class Element, int kVTiles>
+__device__ __forceinline__ void StoreFragments(Element* row, const float (&o)[kVTiles][4], int r,
+                                               const SoftmaxEnd& end) {
+#pragma unroll
+  for (int n = 0; n < kVTiles; ++n) {
+    const float low = end.empty ? 0.f : o[n][2 * r] * end.o_scale;
+    const float high = end.empty ? 0.f : o[n][2 * r + 1] * end.o_scale;
+    *reinterpret_cast<u32*>(row + ColumnOf(n, 0)) = ptx::cvt_rn_x2_f32(high, low, Element{});
+  }
+}
+
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_MMA_HALF_PRODUCTS_CUH_
