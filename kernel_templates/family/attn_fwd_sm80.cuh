@@ -108,7 +108,6 @@ struct KeyLoop {
   // Block n, whose copies have been started. Without kMasked every row sees all of it.
   template <bool kMasked>
   __device__ __forceinline__ void Tile() {
-    constexpr int kChunks = Config::kBlockN / Config::kScoreN;
     const int below = Below();
     ptx::cp_async_wait_group<0>();
     __syncthreads();
@@ -121,50 +120,40 @@ struct KeyLoop {
       StartV(0, n);
     }
     const bool whole = !kMasked || (n >= walk.full_begin && n < walk.full_end);
-    // The scores of a chunk are under way while the one before is turned into weights.
-    typename Core<Config>::ScoreTile scores[kChunks > 1 ? 2 : 1];
-    core.Scores(scores[0], stage, 0);
-#pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
-      if (chunk + 1 < kChunks) {
-        core.Scores(scores[(chunk + 1) % 2], stage, (chunk + 1) * Config::kScoreN);
-      }
-      if constexpr (Config::kStages == 1) {
-        if (chunk == 0) ptx::cp_async_wait_group<0>();
-        if (chunk == 0 || chunk + 1 == kChunks) __syncthreads();
-        if (chunk + 1 == kChunks && below >= walk.begin) StartK(0, below);
-      }
-      if constexpr (kMasked) {
-        if (careful && !whole && chunk == 0) {
-          ZeroUnseenValues<Config>(shared, stage, problem, q_begin, i64{n} * Config::kBlockN,
-                                   params);
-        }
-      }
-      Attend(scores[chunk % 2], chunk * Config::kScoreN, whole);
+    typename Core<Config>::ScoreTile scores;
+    core.Scores(scores, stage);
+    if constexpr (Config::kStages == 1) {
+      ptx::cp_async_wait_group<0>();
+      __syncthreads();
+      if (below >= walk.begin) StartK(0, below);
     }
+    Attend(scores, whole);
     if constexpr (Config::kStages == 2) stage ^= 1;
     n = below;
   }
 
-  // Takes the scores of the keys from `first_key` of block n on to their end.
-  __device__ __forceinline__ void Attend(typename Core<Config>::ScoreTile& scores, int first_key,
-                                         bool whole) {
-    const i64 kv_begin = i64{n} * Config::kBlockN + first_key + Core<Config>::FirstKey();
+  // Takes the scores of block n to their end. `whole`: every row sees all of its keys.
+  __device__ __forceinline__ void Attend(typename Core<Config>::ScoreTile& scores, bool whole) {
+    const i64 kv_begin = i64{n} * Config::kBlockN;
     const i64 row_begin = q_begin + Core<Config>::FirstRow();
+    const i64 key_begin = kv_begin + Core<Config>::FirstKey();
     if constexpr (!Config::Score::kIdentity) {
       // Rows beyond the length have no scores that a policy could look at.
       const bool full = whole && q_begin + Config::kBlockM <= problem.seqlen_q;
-      ApplyPolicies<Config>(scores, problem, row_begin, kv_begin, full, params);
+      ApplyPolicies<Config>(scores, problem, row_begin, key_begin, full, params);
     } else if (!whole) {
-      ApplyPolicies<Config>(scores, problem, row_begin, kv_begin, false, params);
+      ApplyPolicies<Config>(scores, problem, row_begin, key_begin, false, params);
     }
     constexpr bool kAlways = Core<Config>::kWatchAlways;
     if (kAlways || core.softmax.watch) core.WatchScores(scores, to_log2, kAlways || careful);
     if constexpr (!Config::Dropout::kIdentity) {
       Weights<Core<Config>::kScoreKeys / 8>(scores, core.softmax, to_log2, 0);
-      ApplyDropout<Config>(scores, problem, row_begin, kv_begin, params);
+      ApplyDropout<Config>(scores, problem, row_begin, key_begin, params);
     }
-    core.AddValues(scores, stage, first_key, to_log2);
+    if (careful && !whole) {
+      ZeroUnseenValues<Config>(shared, stage, problem, q_begin, kv_begin, params);
+    }
+    core.AddValues(scores, stage, to_log2);
     core.Raise();
   }
 };
@@ -251,7 +240,7 @@ __device__ __forceinline__ void Run(const Params& params) {
   static_assert(KvRowsPolicy<typename Config::KvRows, Params>);
   static_assert(Config::kBlockM * Config::kColumnWarps == Config::kWarps * Config::kRowsPerWarp);
   static_assert(Config::kRowsPerWarp % 16 == 0);
-  static_assert(Config::kScoreN % 16 == 0 && Config::kBlockN % Config::kScoreN == 0);
+  static_assert(Config::kBlockN % 16 == 0);
   extern __shared__ __align__(16) u8 shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
   WalkTiles<Config>(params, [&](const Problem& problem, i64 q_begin) {

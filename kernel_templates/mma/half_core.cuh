@@ -4,9 +4,9 @@
 //
 //   Shared          tiles in shared memory; kQStep, kVStep: what the columns of Q and K, and of V,
 //                   are padded to, with zeros
-//   ScoreTile       the scores that a warp computes at a time: kScoreKeys keys
+//   ScoreTile       the scores that a warp computes of a tile: kScoreKeys keys
 //   FirstRow()      of this warp, within the tile of rows
-//   FirstKey()      of this warp, within the keys it is told to attend
+//   FirstKey()      of this warp, within the tile of keys
 #ifndef TILEWRIGHT_MMA_HALF_CORE_CUH_
 #define TILEWRIGHT_MMA_HALF_CORE_CUH_
 
@@ -28,7 +28,7 @@ struct HalfCore {
   static constexpr int kMTiles = Config::kRowsPerWarp / 16;
   static constexpr int kQkSteps = RoundUp(Config::kHeadDimQk, 16) / 16;
   static constexpr int kVTiles = RoundUp(Config::kHeadDimV, 8) / 8;
-  static constexpr int kScoreKeys = Config::kScoreN;
+  static constexpr int kScoreKeys = Config::kBlockN;
   // fp16 weights end at 65504 and lose bits below 2^-14: their reference must stay near the
   // maximum.
   static constexpr bool kWatchAlways = kIsSame<Element, Fp16>;
@@ -75,10 +75,10 @@ struct HalfCore {
     }
   }
 
-  // scores = Q K^T for this warp's rows and the keys from `first_key` of the stage on.
-  __device__ __forceinline__ void Scores(ScoreTile& scores, int stage, int first_key) const {
+  // scores = Q K^T for this warp's rows.
+  __device__ __forceinline__ void Scores(ScoreTile& scores, int stage) const {
     ClearTile(scores);
-    const unsigned k_address = AddressOfColumns(&shared.k[stage][first_key][0], Shared::kPitchQk);
+    const unsigned k_address = AddressOfColumns(&shared.k[stage][0][0], Shared::kPitchQk);
     if constexpr (Config::kQInRegisters) {
 #pragma unroll
       for (int step = 0; step < kQkSteps; ++step) {
@@ -101,12 +101,10 @@ struct HalfCore {
     WatchMaxima(scores, o, softmax, to_log2, always);
   }
 
-  // o += P V for the keys from `first_key` of the stage on, where P is the 16-bit form of the
-  // weights. Takes scores (with dropout: weights), 16 keys at a time, so that the products of 16
-  // keys hide the exponentials of the next.
-  __device__ __forceinline__ void AddValues(ScoreTile& scores, int stage, int first_key,
-                                            float to_log2) {
-    const unsigned v_address = AddressOfRows(&shared.v[stage][first_key][0], Shared::kPitchV);
+  // o += P V, where P is the 16-bit form of the weights. Takes scores (with dropout: weights), 16
+  // keys at a time, so that the products of 16 keys hide the exponentials of the next.
+  __device__ __forceinline__ void AddValues(ScoreTile& scores, int stage, float to_log2) {
+    const unsigned v_address = AddressOfRows(&shared.v[stage][0][0], Shared::kPitchV);
 #pragma unroll
     for (int step = 0; step < kScoreKeys / 16; ++step) {
       if constexpr (Config::Dropout::kIdentity) Weights<2>(scores, softmax, to_log2, 2 * step);

@@ -251,7 +251,6 @@ void WritePlan(const KernelPlan& plan, ConfigWriter& config) {
   switch (plan.family) {
     case Family::kFwdSm80:
       config.Int("kColumnWarps", 1)
-          .Int("kScoreN", plan.block_n)
           .Int("kStages", plan.stages)
           .Bool("kPeeled", plan.peeled)
           .Bool("kQInRegisters", false);

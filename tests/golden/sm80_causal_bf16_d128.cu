@@ -31,7 +31,6 @@ struct Config {
   static constexpr int kBlockM = 128;
   static constexpr int kBlockN = 64;
   static constexpr int kColumnWarps = 1;
-  static constexpr int kScoreN = 64;
   static constexpr int kStages = 2;
   static constexpr bool kPeeled = true;
   static constexpr bool kQInRegisters = false;

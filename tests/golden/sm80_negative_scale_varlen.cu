@@ -33,7 +33,6 @@ struct Config {
   static constexpr int kBlockM = 64;
   static constexpr int kBlockN = 64;
   static constexpr int kColumnWarps = 1;
-  static constexpr int kScoreN = 64;
   static constexpr int kStages = 1;
   static constexpr bool kPeeled = false;
   static constexpr bool kQInRegisters = false;
