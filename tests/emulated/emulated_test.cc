@@ -359,6 +359,10 @@ struct Emulation {
   plan::Family family;
 };
 
+void PrintTo(const Emulation& emulation, std::ostream* out) {
+  *out << plan::FamilyName(emulation.family) << " " << emulation.scenario.spec;
+}
+
 // A scenario's spec, plan and text.
 struct Prepared {
   AttentionSpec spec;

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "reference/reference.h"
 #include "tests/emulated/emulated_kernel.h"
+#include "tests/emulated/emulator/tensor_map.h"
 
 namespace tilewright {
 namespace {
@@ -29,6 +30,7 @@ using testing::IsEmpty;
 struct Params {
   const float* in;
   float* out;
+  const void* map;  // of `in` or of `out`, if the test makes one
 };
 
 constexpr int kWords = 256;
@@ -40,15 +42,21 @@ class EmulatorTest : public testing::Test {
   // Runs `body` on every thread. In scope: thread, lane, in, out and, with `bytes` of shared
   // memory, words (as float) and halves (as u16).
   std::vector<std::string> Run(std::string_view body, int threads = 64, size_t bytes = 1024,
-                               unsigned grid = 1) {
+                               unsigned grid = 1, int cluster = 1) {
     artifact::KernelSource source;
+    source.generated_headers.push_back({"user/products.cuh", products_});
     source.entry_name = "small_kernel";
     source.text = absl::StrCat(
         "#include \"core/types.cuh\"\n#include \"ptx/cp_async.cuh\"\n#include "
         "\"ptx/ldmatrix.cuh\"\n#include \"ptx/mma_sync.cuh\"\n"
-        "namespace tilewright {\nstruct Params { const float* in; float* out; };\n"
+        "#include \"ptx/mbarrier.cuh\"\n#include \"ptx/named_barrier.cuh\"\n"
+        "#include \"ptx/cluster.cuh\"\n#include \"ptx/wgmma.cuh\"\n"
+        "#include \"emulator/bulk_copy.h\"\n#include \"user/products.cuh\"\n"
+        "namespace tilewright {\nstruct Params { const float* in; float* out; const void* map; };\n"
         "struct Config {};\nnamespace small {\ntemplate <class Config>\n"
-        "void Run(const Params& params) {\n  extern __shared__ __align__(16) u8 shared_bytes[];\n"
+        "void Run(const Params& params) {\n  extern __shared__ __align__(1024) u8 shared_bytes[];\n"
+        "  [[maybe_unused]] const void* map = params.map;\n"
+        "  [[maybe_unused]] const u32 base = ptx::SharedAddress(shared_bytes);\n"
         "  const int thread = threadIdx.x, lane = thread % 32;\n  const float* in = params.in;\n"
         "  float* out = params.out;\n  float* words = reinterpret_cast<float*>(shared_bytes);\n"
         "  u16* halves = reinterpret_cast<u16*>(shared_bytes);\n  ",
@@ -57,12 +65,31 @@ class EmulatorTest : public testing::Test {
         "tilewright::Params params) {\n  tilewright::small::Run<tilewright::Config>(params);\n}\n");
     const emulated::Kernel kernel(source);
     if (!kernel.error().empty()) return {kernel.error()};
-    const Params params = {in_.data(), out_.data()};
-    return kernel.Launch(&params, sizeof params, grid, threads, /*cluster=*/1, bytes,
-                         {{in_.data(), in_.size() * sizeof(float), false, "in"},
+    const Params params = {in_.data(), out_.data(), &map_};
+    return kernel.Launch(&params, sizeof params, grid, threads, cluster, bytes,
+                         {{&map_, sizeof map_, false, "map"},
+                          {in_.data(), in_.size() * sizeof(float), false, "in"},
                           {out_.data(), out_.size() * sizeof(float), true, "out"}});
   }
 
+  // A map of `data` as rows of `columns` elements of `bytes` bytes, boxes of `box_rows` rows of
+  // `box_columns`.
+  void MakeMap(void* data, int bytes, int columns, int rows, int box_columns, int box_rows,
+               int swizzle) {
+    map_ = {};
+    map_.dimensions = 2;
+    map_.element_bytes = static_cast<uint8_t>(bytes);
+    map_.swizzle = static_cast<uint8_t>(swizzle);
+    map_.base = reinterpret_cast<uint64_t>(data);
+    map_.extents[0] = static_cast<uint64_t>(columns);
+    map_.extents[1] = static_cast<uint64_t>(rows);
+    map_.strides[0] = static_cast<uint64_t>(columns * bytes);
+    map_.box[0] = static_cast<uint32_t>(box_columns);
+    map_.box[1] = static_cast<uint32_t>(box_rows);
+  }
+
+  cuda_on_host::HostTensorMap map_;
+  std::string products_;
   std::vector<float> in_ = std::vector<float>(kWords);
   std::vector<float> out_ = std::vector<float>(kWords, -1);
 };
@@ -320,6 +347,299 @@ TEST_F(EmulatorTest, ChecksTheAddressesOfLdmatrix) {
   EXPECT_THAT(
       Run("unsigned r[2];\nptx::ldmatrix_x2(r, ptx::SharedAddress(halves + lane % 16 * 8));", 32),
       Contains(HasSubstr("that nobody has written")));
+}
+
+// ---- mbarriers and named barriers
+
+// Thread 0 writes in turn what the others read; `full` and `empty` are mbarriers.
+std::string Handover(const std::string& wait_full, const std::string& release) {
+  return absl::StrCat(R"(
+    const u32 full = base + 512, empty = base + 520;
+    if (thread == 0) {
+      ptx::mbarrier_init(full, 1);
+      ptx::mbarrier_init(empty, 32);
+      ptx::fence_mbarrier_init();
+    }
+    __syncthreads();
+    for (int round = 0; round < 3; ++round) {
+      if (thread == 0) {
+        while (!ptx::mbarrier_try_wait_parity(empty, (round & 1) ^ 1)) {}
+        words[0] = in[round];
+        ptx::mbarrier_arrive(full);
+      } else if (thread >= 32) {
+        )",
+                      wait_full, R"(
+        if (thread == 40) out[round] = words[0];
+        else if (words[0] != in[round]) out[round] = -2;
+        )",
+                      release, R"(
+      }
+    })");
+}
+constexpr char kWaitFull[] = "while (!ptx::mbarrier_try_wait_parity(full, round & 1)) {}";
+constexpr char kRelease[] = "ptx::mbarrier_arrive(empty);";
+
+TEST_F(EmulatorTest, HandsOverByMbarriers) {
+  EXPECT_THAT(Run(Handover(kWaitFull, kRelease)), IsEmpty());
+  EXPECT_THAT(std::vector<float>(out_.begin(), out_.begin() + 4), ElementsAre(1, 2, 3, -1));
+}
+
+TEST_F(EmulatorTest, FindsMisuseOfMbarriers) {
+  EXPECT_THAT(Run(Handover("", kRelease)), Contains(HasSubstr("with nothing to order them")));
+  EXPECT_THAT(Run(Handover(kWaitFull, "")),
+              ElementsAre(HasSubstr("1 at the mbarrier at 520 for parity 0, 31 have ended")));
+  EXPECT_THAT(Run(Handover(kWaitFull, "ptx::mbarrier_arrive(empty); ptx::mbarrier_arrive(empty);")),
+              Contains(HasSubstr("with nothing to order them")));
+  EXPECT_THAT(Run("ptx::mbarrier_arrive(base);"),
+              ElementsAre(HasSubstr("the mbarrier at 0 has not been initialised")));
+}
+
+TEST_F(EmulatorTest, WaitsAtNamedBarriers) {
+  const auto kernel = [](int arriving, int waiting) {
+    return absl::StrCat("if (thread < 32) { words[thread] = in[thread]; ptx::bar_arrive(3, ",
+                        arriving, "); }\nelse { ptx::bar_sync(3, ", waiting,
+                        "); out[thread] = words[thread - 32]; }");
+  };
+  EXPECT_THAT(Run(kernel(64, 64)), IsEmpty());
+  EXPECT_EQ(out_[33], 2);
+  EXPECT_THAT(Run(kernel(64, 96)),
+              ElementsAre(HasSubstr("named barrier 3 with 96 threads where others wait with 64")));
+  EXPECT_THAT(Run("if (thread < 32) ptx::bar_sync(2, 64);"),
+              ElementsAre(HasSubstr("threads wait for ever: 32 at named barrier 2")));
+}
+
+// ---- bulk copies
+
+// A box of `in` at (x, y) to shared memory, waited for and then stored at (x, y) of `out`.
+std::string Load(
+    int x, int y, int bytes,
+    const std::string& wait = "while (!ptx::mbarrier_try_wait_parity(barrier, 0)) {}") {
+  return absl::StrCat(R"(
+    const u32 barrier = base + 8192;
+    if (thread == 0) {
+      ptx::mbarrier_init(barrier, 1);
+      ptx::fence_mbarrier_init();
+    }
+    __syncthreads();
+    if (thread == 0) {
+      const int at[2] = {)",
+                      x, ", ", y, R"(};
+      ptx::mbarrier_arrive_expect_tx(barrier, )",
+                      bytes, R"();
+      cuda_on_host::StartBulkLoad(base, map, barrier, at, 2, cuda_on_host::OwnBlock());
+    }
+    )",
+                      wait, R"(
+    out[thread] = words[thread];
+    out[64 + thread] = words[64 + thread];
+    )");
+}
+
+TEST_F(EmulatorTest, LoadsBoxesWithZerosOutside) {
+  // 10 rows of 24; boxes of 4 rows of 32.
+  MakeMap(in_.data(), 4, 24, 10, 32, 4, 0);
+  EXPECT_THAT(Run(Load(-2, 8, 512), 64, 9000), IsEmpty());
+  for (int row = 0; row < 4; ++row) {
+    for (int column = 0; column < 32; ++column) {
+      const bool inside = column >= 2 && column < 26 && row < 2;
+      ASSERT_EQ(out_[row * 32 + column], inside ? 1 + (8 + row) * 24 + column - 2 : 0)
+          << row << " " << column;
+    }
+  }
+}
+
+TEST_F(EmulatorTest, SwizzlesChunksByTheirRow) {
+  MakeMap(in_.data(), 4, 32, 8, 32, 4, 3);
+  EXPECT_THAT(Run(Load(0, 1, 512), 64, 9000), IsEmpty());
+  // Row 2 of the box: chunk 5 lies where chunk 7 would.
+  EXPECT_EQ(out_[2 * 32 + 7 * 4], 1 + 3 * 32 + 5 * 4);
+}
+
+TEST_F(EmulatorTest, FindsMisuseOfBulkLoads) {
+  MakeMap(in_.data(), 4, 32, 8, 32, 4, 3);
+  EXPECT_THAT(Run(Load(0, 0, 512, "__syncthreads();"), 64, 9000),
+              Contains(HasSubstr("while a copy to it is in flight")));
+  EXPECT_THAT(Run(Load(0, 0, 1024), 64, 9000),
+              ElementsAre(HasSubstr("threads wait for ever: 64 at the mbarrier")));
+  MakeMap(in_.data(), 4, 32, 9, 32, 4, 3);
+  EXPECT_THAT(Run(Load(0, 8, 512), 64, 9000), ElementsAre(HasSubstr("where nothing is")));
+  map_.mark = 0;
+  EXPECT_THAT(Run(Load(0, 0, 512), 64, 9000), ElementsAre(HasSubstr("by what is no tensor map")));
+}
+
+std::string Store(const std::string& fence, const std::string& wait) {
+  return absl::StrCat("words[thread] = thread; words[64 + thread] = 64 + thread;\n", fence, R"(
+    __syncthreads();
+    if (thread == 0) {
+      const int at[2] = {8, 6};
+      cuda_on_host::StartBulkStore(map, base, at, 2);
+      cuda_on_host::CommitBulkStores();
+    )",
+                      wait, "\n}");
+}
+constexpr char kFence[] = "cuda_on_host::FenceProxyAsync();";
+constexpr char kWaitStores[] = "cuda_on_host::WaitForBulkStores(0);";
+
+TEST_F(EmulatorTest, StoresWhatLiesInsideTheTensor) {
+  MakeMap(out_.data(), 4, 32, 8, 32, 4, 0);
+  EXPECT_THAT(Run(Store(kFence, kWaitStores)), IsEmpty());
+  for (int n = 0; n < kWords; ++n) {
+    const int row = n / 32 - 6, column = n % 32 - 8;
+    ASSERT_EQ(out_[n], row >= 0 && column >= 0 ? row * 32 + column : -1) << n;
+  }
+}
+
+TEST_F(EmulatorTest, FindsMisuseOfBulkStores) {
+  MakeMap(out_.data(), 4, 32, 8, 32, 4, 0);
+  EXPECT_THAT(Run(Store("", kWaitStores)),
+              Contains(HasSubstr("wrote without a fence.proxy.async")));
+  EXPECT_THAT(Run(Store(kFence, "")),
+              Contains(HasSubstr("ends without waiting for its bulk stores")));
+  EXPECT_THAT(Run(Store(kFence, "words[40] = 0;" + std::string(kWaitStores))),
+              Contains(HasSubstr("with nothing to order them")));
+}
+
+// ---- wgmma
+
+// d (64 x 16) += a (64 x 16) b (16 x 16) in bf16; `b_along_n`: rows of b are rows of shared memory.
+std::string Products(bool a_in_registers, bool b_along_n) {
+  std::string d = "%0", bindings = "\"+f\"(d[0])";
+  for (int n = 1; n < 8; ++n) {
+    absl::StrAppend(&d, ", %", n);
+    absl::StrAppend(&bindings, ", \"+f\"(d[", n, "])");
+  }
+  const std::string a = a_in_registers ? "{%8, %9, %10, %11}" : "a";
+  return absl::StrCat(
+      "#include \"core/types.cuh\"\nnamespace tilewright {\n"
+      "inline void Multiply(float (&d)[8], const u32 (&p)[4], u64 qa, u64 vb) {\n"
+      "  asm volatile(\n    \"{.reg .b64 a, b; .reg .pred more;\\n\"\n    \"setp.ne.b32 more, 1, "
+      "0;",
+      a_in_registers ? " add.s64 b, %12, 0;" : " add.s64 a, %8, 0; add.s64 b, %9, 0;",
+      "\\n\"\n    \"wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {", d, "}, ", a,
+      ", b, more, 1, 1", a_in_registers ? "" : ", 0", b_along_n ? ", 1" : ", 0",
+      ";\\n\"\n    \"}\\n\"\n    : ", bindings, "\n    : ",
+      a_in_registers ? "\"r\"(p[0]), \"r\"(p[1]), \"r\"(p[2]), \"r\"(p[3]), \"l\"(vb)"
+                     : "\"l\"(qa), \"l\"(vb)",
+      "\n    : \"memory\");\n}\n}\n");
+}
+
+// Fills rows of 128 bytes, swizzled, with small integers: a at 0, b at 8192. Then multiplies.
+std::string Multiply(const std::string& before, const std::string& after) {
+  return absl::StrCat(R"(
+    const auto put = [&](int at, int row, int column, int value) {
+      Bf16 element;
+      FromFloat(static_cast<float>(value), &element);
+      halves[(at + row * 128) / 2 + (column / 8 ^ row % 8) * 8 + column % 8] = element.bits;
+    };
+    for (int n = thread; n < 64 * 64; n += 128) {
+      put(0, n / 64, n % 64, (n / 64 * 3 + n % 64 * 5) % 7 - 3);
+      put(8192, n / 64, n % 64, (n / 64 + n % 64 * 2) % 5 - 2);
+    }
+    cuda_on_host::FenceProxyAsync();
+    __syncthreads();
+    float d[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+    u32 p[4];
+    const int row = thread / 32 * 16 + lane / 4, k = lane % 4 * 2;
+    for (int n = 0; n < 4; ++n) {
+      const int r = row + n % 2 * 8, c = k + n / 2 * 8;
+      p[n] = halves[r * 64 + (c / 8 ^ r % 8) * 8 + c % 8] |
+             static_cast<u32>(halves[r * 64 + (c / 8 ^ r % 8) * 8 + c % 8 + 1]) << 16;
+    }
+    )",
+                      before, R"(
+    Multiply(d, p, ptx::SwizzledDescriptor(base, 16), ptx::SwizzledDescriptor(base + 8192, 16));
+    ptx::wgmma_commit_group();
+    )",
+                      after, R"(
+    for (int n = 0; n < 2; ++n) out[thread * 2 + n] = d[n * 6];
+    )");
+}
+constexpr char kFenceProducts[] = "ptx::wgmma_fence();";
+constexpr char kWaitProducts[] = "ptx::wgmma_wait_group<0>();";
+
+TEST_F(EmulatorTest, MultipliesByWarpgroup) {
+  for (const bool a_in_registers : {false, true}) {
+    for (const bool b_along_n : {false, true}) {
+      products_ = Products(a_in_registers, b_along_n);
+      EXPECT_THAT(Run(Multiply(kFenceProducts, kWaitProducts), 128, 16384), IsEmpty());
+      for (int thread = 0; thread < 128; ++thread) {
+        for (int n = 0; n < 2; ++n) {
+          // d[0]: row r, column 2q; d[6]: row r + 8, column 8 + 2q.
+          const int row = thread / 32 * 16 + thread % 32 / 4 + n * 8,
+                    column = thread % 4 * 2 + n * 8;
+          double sum = n == 0 ? 1 : 7;
+          for (int k = 0; k < 16; ++k) {
+            const int b_row = b_along_n ? k : column, b_column = b_along_n ? column : k;
+            sum += ((row * 3 + k * 5) % 7 - 3) * ((b_row + b_column * 2) % 5 - 2);
+          }
+          ASSERT_EQ(out_[thread * 2 + n], sum) << a_in_registers << b_along_n << " " << thread;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(EmulatorTest, FindsMisuseOfProducts) {
+  products_ = Products(true, true);
+  const auto faults = [&](const std::string& before, const std::string& after) {
+    return Run(Multiply(before, after), 128, 16384);
+  };
+  EXPECT_THAT(faults("", kWaitProducts), Contains(HasSubstr("without a wgmma.fence")));
+  EXPECT_THAT(faults(kFenceProducts, absl::StrCat("p[1] = 0;", kWaitProducts)),
+              Contains(HasSubstr("an operand of wgmma changes in registers before the wait")));
+  EXPECT_THAT(faults(kFenceProducts, absl::StrCat("d[1] = 0;", kWaitProducts)),
+              Contains(HasSubstr("an accumulator of wgmma changes before the wait")));
+  EXPECT_THAT(faults(kFenceProducts, absl::StrCat("put(8192, 3, 3, 0);", kWaitProducts)),
+              Contains(HasSubstr("with nothing to order them")));
+  EXPECT_THAT(
+      faults(absl::StrCat("put(8192, 3, 3, 0); __syncthreads();", kFenceProducts), kWaitProducts),
+      Contains(HasSubstr("wrote without a fence.proxy.async")));
+  // Without a wait the accumulators are what they were.
+  EXPECT_THAT(faults(kFenceProducts, ""), IsEmpty());
+  EXPECT_EQ(out_[0], 1);
+}
+
+// ---- clusters
+
+TEST_F(EmulatorTest, BlocksOfAClusterReachEachOther) {
+  const std::string kernel = R"(
+    const int rank = ptx::cluster_ctarank();
+    int* counter = reinterpret_cast<int*>(shared_bytes);
+    if (thread == 0) *counter = 0;
+    ptx::barrier_cluster_arrive();
+    ptx::barrier_cluster_wait();
+    ptx::red_max_cluster(ptx::mapa(base, rank ^ 1), 100 * rank + thread);
+    )";
+  const std::string sync = "ptx::barrier_cluster_arrive(); ptx::barrier_cluster_wait();";
+  const std::string end = "if (thread == 0) out[blockIdx.x] = *counter;";
+  EXPECT_THAT(Run(kernel + sync + end, 64, 1024, 4, 2), IsEmpty());
+  EXPECT_THAT(std::vector<float>(out_.begin(), out_.begin() + 4), ElementsAre(163, 63, 163, 63));
+  EXPECT_THAT(Run(kernel + end, 64, 1024, 4, 2), Contains(HasSubstr("with nothing to order them")));
+  EXPECT_THAT(Run("ptx::mapa(base, 2);", 64, 1024, 2, 2),
+              ElementsAre(HasSubstr("mapa to block 2 of a cluster of 2")));
+}
+
+TEST_F(EmulatorTest, LoadsForAllBlocksOfACluster) {
+  MakeMap(in_.data(), 4, 32, 8, 32, 2, 0);
+  const std::string kernel = R"(
+    const u32 barrier = base + 512;
+    const int rank = ptx::cluster_ctarank();
+    if (thread == 0) {
+      ptx::mbarrier_init(barrier, 1);
+      ptx::fence_mbarrier_init();
+    }
+    ptx::barrier_cluster_arrive();
+    ptx::barrier_cluster_wait();
+    if (thread == 0) {
+      const int at[2] = {0, 2 * rank};
+      ptx::mbarrier_arrive_expect_tx(barrier, 512);
+      cuda_on_host::StartBulkLoad(base + 256 * rank, map, barrier, at, 2, 3);
+    }
+    while (!ptx::mbarrier_try_wait_parity(barrier, 0)) {}
+    for (int n = 0; n < 2; ++n) out[blockIdx.x * 128 + n * 64 + thread] = words[n * 64 + thread];
+    )";
+  EXPECT_THAT(Run(kernel, 64, 1024, 2, 2), IsEmpty());
+  for (int n = 0; n < kWords; ++n) EXPECT_EQ(out_[n], 1 + n % 128);
 }
 
 }  // namespace

@@ -91,6 +91,19 @@ void ForEachByte(const Box& box, uint32_t shared, std::byte* memory, const Copy&
   }
 }
 
+// A store looks at what lies inside the tensor only.
+void CheckStore(const Box& box, uint32_t source, int rank, int actor, const void* code) {
+  constexpr uint32_t kChunk = 16;
+  for (const BoxRow& row : box.rows) {
+    for (uint32_t at = row.begin; at < row.end;) {
+      const uint32_t end = std::min(row.end, (at / kChunk + 1) * kChunk);
+      CheckShared(rank, Swizzled(source + row.offset + at, box.map.swizzle), end - at,
+                  Access::kAsyncRead, actor, code);
+      at = end;
+    }
+  }
+}
+
 // A carrier that knows what the current thread knows, as of now.
 struct Carrier {
   int actor;
@@ -149,11 +162,11 @@ void StartBulkStore(const void* map, unsigned source, const int* coordinates, in
   const Box box = FindBox(map, source, coordinates, dimensions, Access::kWrite, code);
   Carrier carrier;
   const int rank = cluster->rank(), thread = cluster->current();
-  CheckShared(rank, source, box.bytes, Access::kAsyncRead, carrier.actor, code);
+  CheckStore(box, source, rank, carrier.actor, code);
   const int number = cluster->StartWork([=]() mutable {
     // As of the start: what was written since may be what is read.
     cluster->clock(carrier.actor) = carrier.clock;
-    CheckShared(rank, source, box.bytes, Access::kAsyncRead, carrier.actor, code);
+    CheckStore(box, source, rank, carrier.actor, code);
     ForEachByte(box, source, cluster->shared(rank), [](std::byte* shared, std::byte* global) {
       if (global != nullptr) *global = *shared;
     });

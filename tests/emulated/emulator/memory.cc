@@ -189,14 +189,20 @@ void CheckAccess(const void* address, size_t bytes, Access access, const void* c
     if (memory.last_range == memory.ranges.size()) {
       std::ostringstream text;
       text << Verb(access) << bytes << " bytes at " << address << ", where nothing is";
+      // By the range that it comes nearest to.
+      const MemoryRange* nearest = nullptr;
+      ptrdiff_t least = 1 << 16;
       for (const MemoryRange& range : memory.ranges) {
-        const auto begin = static_cast<const char*>(range.begin);
-        const ptrdiff_t distance = at - begin;
-        constexpr ptrdiff_t kNear = 1 << 16;
-        if (distance > -kNear && distance < static_cast<ptrdiff_t>(range.bytes) + kNear) {
-          text << " (at " << distance << " of the " << range.bytes << " bytes of " << range.name
-               << ")";
-        }
+        const ptrdiff_t from_begin = at - static_cast<const char*>(range.begin);
+        const ptrdiff_t behind = from_begin - static_cast<ptrdiff_t>(range.bytes);
+        const ptrdiff_t distance = from_begin < 0 ? -from_begin : behind;
+        if (distance >= least) continue;
+        least = distance;
+        nearest = &range;
+      }
+      if (nearest != nullptr) {
+        text << " (at " << at - static_cast<const char*>(nearest->begin) << " of the "
+             << nearest->bytes << " bytes of " << nearest->name << ")";
       }
       cluster->AbortWith(text.str(), code);
     }
