@@ -305,7 +305,7 @@ absl::StatusOr<Json> MeasureRun(const std::string& cache_dir, const AttentionSpe
   TILEWRIGHT_ASSIGN_OR_RETURN(const std::unique_ptr<Runtime> recorded,
                               RuntimeParts::CreateRuntime(OptionsFor(cache_dir), std::move(parts)));
   TILEWRIGHT_ASSIGN_OR_RETURN(const PreparedAttention to_record, recorded->Prepare(spec));
-  recorder.Start(static_cast<size_t>(to_record.state()->layout.size));
+  recorder.Start(static_cast<size_t>(to_record.state()->kernels[0].layout.size));
   TILEWRIGHT_RETURN_IF_ERROR(recorded->Run(to_record, problem.args, stream.get()));
   recorder.Stop();
   if (recorder.launches() != 1 || recorder.others() != 0) {

@@ -77,6 +77,21 @@ struct DropoutArgs {
   float keep_scale;  // 1 / (1 - p)
 };
 
+// Results of attention over parts of the keys: O normalised within the part, and its LSE (-inf
+// where a row sees none of its keys, and then O is not to be read). Strides in elements.
+struct PartsArgs {
+  void* o;
+  float* lse;
+  i64 o_stride_part;
+  i64 o_stride_batch;
+  i64 o_stride_seq;
+  i64 o_stride_head;
+  i64 lse_stride_part;
+  i64 lse_stride_batch;
+  i64 lse_stride_head;
+  i64 parts;  // 1: there are none, the kernel writes the result itself
+};
+
 }  // namespace abi
 }  // namespace tilewright
 

@@ -8,23 +8,32 @@
 
 namespace tilewright {
 
-// Calls attend(problem, q_begin) for the tiles of Config::kBlockM rows that are this block's: those
-// from blockIdx.x on, with the stride of the grid, for there may be more tiles than a grid holds.
-// Tiles of one (batch, head) are neighbours, so that blocks that run together share K and V in L2,
-// and its last rows come first: under a causal mask these have the most keys, and the light tiles
-// are left to fill the end of the grid.
+// Calls attend(problem, q_begin, part) for the tiles of Config::kBlockM rows, each `parts` times
+// with the keys cut into parts, that are this block's: those from blockIdx.x on, with the stride of
+// the grid, for there may be more tiles than a grid holds. Tiles of one (batch, head) are
+// neighbours, so that blocks that run together share K and V in L2, and its last rows come first:
+// under a causal mask these have the most keys, and the light tiles are left to fill the end of the
+// grid.
 template <class Config, class Params, class Attend>
-__device__ __forceinline__ void WalkTiles(const Params& params, const Attend& attend) {
+__device__ __forceinline__ void WalkTilesInParts(const Params& params, i64 parts,
+                                                 const Attend& attend) {
   const i64 m_tiles = CeilDiv(SeqlenQ<Config>(params), Config::kBlockM);
-  const i64 tiles = Batch<Config>(params) * params.core.heads_q * m_tiles;
+  const i64 tiles = Batch<Config>(params) * params.core.heads_q * parts * m_tiles;
   for (i64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const i64 bh = tile / m_tiles;
+    const i64 bh = tile / m_tiles / parts;
     const i64 q_begin = (m_tiles - 1 - tile % m_tiles) * Config::kBlockM;
     const Problem problem =
         MakeProblem<Config>(bh / params.core.heads_q, bh % params.core.heads_q, params);
     // Shorter sequences than the longest have fewer tiles.
-    if (q_begin < problem.seqlen_q) attend(problem, q_begin);
+    if (q_begin < problem.seqlen_q) attend(problem, q_begin, tile / m_tiles % parts);
   }
+}
+
+// The same without parts: attend(problem, q_begin).
+template <class Config, class Params, class Attend>
+__device__ __forceinline__ void WalkTiles(const Params& params, const Attend& attend) {
+  WalkTilesInParts<Config>(
+      params, 1, [&](const Problem& problem, i64 q_begin, i64) { attend(problem, q_begin); });
 }
 
 }  // namespace tilewright

@@ -190,6 +190,15 @@ absl::StatusOr<KernelRequest> KernelBuilder::MakeRequest(const AttentionSpec& sp
   return request;
 }
 
+absl::StatusOr<std::vector<KernelRequest>> KernelBuilder::MakeRequests(
+    const AttentionSpec& spec, const plan::KernelPlan& plan) const {
+  std::vector<KernelRequest> requests;
+  for (const plan::KernelPlan& kernel : plan.Kernels()) {
+    TILEWRIGHT_ASSIGN_OR_RETURN(requests.emplace_back(), MakeRequest(spec, kernel));
+  }
+  return requests;
+}
+
 std::optional<BuiltKernel> KernelBuilder::Impl::FromStore(const KernelRequest& request,
                                                           const std::optional<std::string>& variant,
                                                           std::string* miss_reason) {

@@ -67,7 +67,7 @@ struct BuilderCounters {
 // Everything that identifies a kernel before it is built.
 struct KernelRequest {
   std::string spec_text;  // for logs, errors and people; no part of the key
-  plan::KernelPlan plan;
+  plan::KernelPlan plan;  // of the one kernel
   artifact::KernelSource source;
   std::vector<std::string> options;  // of the compiler
   LabelledHash manifest;
@@ -96,9 +96,14 @@ class KernelBuilder {
   // The manifest that the key of this source is the digest of.
   LabelledHash Key(const artifact::KernelSource& source, const plan::KernelPlan& plan) const;
 
-  // Emits the source and computes its key. `spec` is canonical, `plan` feasible for it.
+  // Emits the source of one kernel and computes its key. `spec` is canonical, `plan` feasible for
+  // it; its followers are not looked at.
   absl::StatusOr<KernelRequest> MakeRequest(const AttentionSpec& spec,
                                             const plan::KernelPlan& plan) const;
+
+  // The same for each kernel of the plan, in order of launch.
+  absl::StatusOr<std::vector<KernelRequest>> MakeRequests(const AttentionSpec& spec,
+                                                          const plan::KernelPlan& plan) const;
 
   // From the store, or compiled. Needs no driver and no GPU.
   //   FailedPrecondition  frozen and not stored

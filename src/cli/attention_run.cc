@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -23,6 +24,17 @@ double Median(std::vector<double> values) {
   if (values.empty()) return 0;
   std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
   return values[values.size() / 2];
+}
+
+void FillReport(const build::BuiltKernel& built, KernelReport& report) {
+  report.origin = built.origin == build::BinaryOrigin::kCompiled ? "compiled" : "store";
+  report.key = built.key.ToHex();
+  report.entry_name = built.binary.entry_name;
+  report.miss_reason = built.miss_reason;
+  report.usage = built.binary.usage;
+  report.compile_ms = built.binary.compile_ms;
+  report.compiler = built.binary.compiler;
+  report.cubin_bytes = static_cast<int64_t>(built.binary.cubin.size());
 }
 
 // The bytes of all outputs, one after the other.
@@ -87,29 +99,46 @@ Json KernelReport::ToJson() const {
                  {"compile_ms", compile_ms},
                  {"compiler", compiler}};
   if (!miss_reason.empty()) object["miss_reason"] = miss_reason;
+  for (const KernelReport& companion : companions) {
+    object["companions"].push_back(companion.ToJson());
+  }
   return object;
 }
 
 absl::StatusOr<KernelReport> BuildForTarget(Toolchain& tools, const AttentionSpec& spec,
                                             const std::string& target, StageClock& clock) {
   KernelReport report;
-  TILEWRIGHT_ASSIGN_OR_RETURN(report.decision,
-                              PlanForTarget(spec, target, tools.options()));
+  TILEWRIGHT_ASSIGN_OR_RETURN(report.decision, PlanForTarget(spec, target, tools.options()));
   clock.Lap("plan");
-  TILEWRIGHT_ASSIGN_OR_RETURN(const build::KernelRequest request,
-                              tools.builder().MakeRequest(spec, report.decision.plan));
+  TILEWRIGHT_ASSIGN_OR_RETURN(const std::vector<build::KernelRequest> requests,
+                              tools.builder().MakeRequests(spec, report.decision.plan));
   clock.Lap("emit");
-  TILEWRIGHT_ASSIGN_OR_RETURN(build::BuiltKernel built, tools.builder().Build(request));
-  const bool compiled = built.origin == build::BinaryOrigin::kCompiled;
-  clock.Lap(compiled ? "compile" : "store");
-  report.origin = compiled ? "compiled" : "store";
-  report.key = built.key.ToHex();
-  report.entry_name = built.binary.entry_name;
-  report.miss_reason = built.miss_reason;
-  report.usage = built.binary.usage;
-  report.compile_ms = built.binary.compile_ms;
-  report.compiler = built.binary.compiler;
-  report.cubin_bytes = static_cast<int64_t>(built.binary.cubin.size());
+  const size_t main = report.decision.plan.before.size();
+  // The kernels of one plan compile side by side.
+  std::vector<absl::StatusOr<build::BuiltKernel>> built(requests.size(), absl::UnknownError(""));
+  std::vector<std::thread> threads;
+  for (size_t n = 1; n < requests.size(); ++n) {
+    threads.emplace_back([&, n] { built[n] = tools.builder().Build(requests[n]); });
+  }
+  built[0] = tools.builder().Build(requests[0]);
+  for (std::thread& thread : threads) thread.join();
+  for (size_t n = 0; n < requests.size(); ++n) {
+    TILEWRIGHT_RETURN_IF_ERROR(built[n].status());
+    if (n == main) {
+      FillReport(*built[n], report);
+    } else {
+      KernelReport& companion = report.companions.emplace_back();
+      companion.decision.plan = requests[n].plan;
+      FillReport(*built[n], companion);
+    }
+  }
+  for (const KernelReport& companion : report.companions) {
+    if (companion.origin != "compiled") continue;
+    report.compile_ms =
+        (report.origin == "compiled" ? report.compile_ms : 0) + companion.compile_ms;
+    report.origin = "compiled";
+  }
+  clock.Lap(report.origin == "compiled" ? "compile" : "store");
   return report;
 }
 

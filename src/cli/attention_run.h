@@ -51,6 +51,9 @@ struct KernelReport {
   double compile_ms = 0;  // of the compile that made it
   std::string compiler;
   int64_t cubin_bytes = 0;
+  // The plan's other kernels, in order of launch; their decision is their plan alone. What this
+  // report says of its origin and compile is true of all: compiled when any was, the times added.
+  std::vector<KernelReport> companions;
 
   Json ToJson() const;
 };

@@ -52,9 +52,9 @@ absl::StatusOr<std::vector<Digest>> KeysOfSpecs(Toolchain& tools,
     for (const std::string& target : targets) {
       TILEWRIGHT_ASSIGN_OR_RETURN(const plan::Decision decision,
                                   PlanForTarget(spec, target, tools.options()));
-      TILEWRIGHT_ASSIGN_OR_RETURN(const build::KernelRequest request,
-                                  tools.builder().MakeRequest(spec, decision.plan));
-      keys.push_back(request.key);
+      TILEWRIGHT_ASSIGN_OR_RETURN(const std::vector<build::KernelRequest> requests,
+                                  tools.builder().MakeRequests(spec, decision.plan));
+      for (const build::KernelRequest& request : requests) keys.push_back(request.key);
     }
   }
   return keys;

@@ -40,13 +40,19 @@ absl::Status WriteFile(const std::filesystem::path& path, const std::string& tex
   return absl::InvalidArgumentError(absl::StrCat(path.string(), ": cannot write"));
 }
 
-// All that nvcc needs for the kernel with -I DIR, and main.cu, which runs it alone.
+// All that nvcc needs for the kernels of the plan with -I DIR, and main.cu, which runs the one that
+// the plan is about alone.
 absl::Status WriteAll(const std::string& directory, const AttentionSpec& spec,
                       const plan::KernelPlan& plan, const artifact::KernelSource& source,
+                      const std::vector<artifact::KernelSource>& companions,
                       const emit::TemplateBundle& bundle) {
   const std::filesystem::path root(directory);
   std::vector<artifact::SourceFile> files = emit::StandaloneFiles(source, bundle);
   files.push_back(emit::HarnessProgram(spec, plan, source));
+  for (const artifact::KernelSource& companion : companions) {
+    const std::vector<artifact::SourceFile> more = emit::StandaloneFiles(companion, bundle);
+    files.insert(files.end(), more.begin(), more.end());
+  }
   for (const artifact::SourceFile& file : files) {
     TILEWRIGHT_RETURN_IF_ERROR(WriteFile(root / file.name, file.text));
   }
@@ -73,16 +79,24 @@ int Emit(const EmitOptions& options, const Console& console) {
   if (!spec.ok()) return console.Fail(kCommand, spec.status(), kExitUsage);
   absl::StatusOr<std::unique_ptr<Toolchain>> tools = Toolchain::Open();
   if (!tools.ok()) return console.Fail(kCommand, tools.status());
-  const absl::StatusOr<plan::Decision> decision =
-      Decide(options, *spec, (*tools)->options());
+  const absl::StatusOr<plan::Decision> decision = Decide(options, *spec, (*tools)->options());
   if (!decision.ok()) return console.Fail(kCommand, decision.status());
   const absl::StatusOr<artifact::KernelSource> source = emit::EmitKernel(*spec, decision->plan);
   if (!source.ok()) return console.Fail(kCommand, source.status());
+  std::vector<artifact::KernelSource> companions;  // in order of launch
+  for (const std::vector<plan::KernelPlan>* plans :
+       {&decision->plan.before, &decision->plan.after}) {
+    for (const plan::KernelPlan& plan : *plans) {
+      absl::StatusOr<artifact::KernelSource> companion = emit::EmitKernel(*spec, plan);
+      if (!companion.ok()) return console.Fail(kCommand, companion.status());
+      companions.push_back(*std::move(companion));
+    }
+  }
 
   std::string command;
   if (!options.out.empty()) {
     const absl::Status written =
-        WriteAll(options.out, *spec, decision->plan, *source, (*tools)->bundle());
+        WriteAll(options.out, *spec, decision->plan, *source, companions, (*tools)->bundle());
     if (!written.ok()) return console.Fail(kCommand, written);
     command = absl::StrCat("nvcc -std=c++20 -arch=", decision->plan.target, " -cubin -I ",
                            options.out, " ", options.out, "/", source->unit_name);
@@ -102,6 +116,11 @@ int Emit(const EmitOptions& options, const Console& console) {
         {"source", source->text},
         {"generated_headers", headers},
         {"options", compile::CompileOptions(decision->plan.target, (*tools)->options().lineinfo)}};
+    for (const artifact::KernelSource& companion : companions) {
+      result["companions"].push_back({{"entry", companion.entry_name},
+                                      {"unit", companion.unit_name},
+                                      {"source", companion.text}});
+    }
     if (!options.out.empty()) {
       result["directory"] = options.out;
       result["compile_with"] = command;
@@ -109,6 +128,9 @@ int Emit(const EmitOptions& options, const Console& console) {
     console.Print(result);
   } else if (options.out.empty()) {
     console.out << source->text;
+    for (const artifact::KernelSource& companion : companions) {
+      console.out << "\n// ==== " << companion.unit_name << "\n" << companion.text;
+    }
   } else {
     console.out << options.out << ": " << source->unit_name
                 << ", what it includes, and main.cu, which runs it\n"

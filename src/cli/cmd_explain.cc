@@ -85,8 +85,8 @@ std::string RooflineText(const Roofline& roofline, const arch::BoardProfile& boa
 }
 
 void PrintText(const std::string& spec_text, const plan::Decision& decision,
-               const StoreState& state, const Roofline& roofline, const arch::BoardProfile& board,
-               const Console& console) {
+               const std::vector<StoreState>& states, const Roofline& roofline,
+               const arch::BoardProfile& board, const Console& console) {
   const auto line = [&](absl::string_view name, absl::string_view text) {
     console.out << absl::StreamFormat("%-9s %s\n", name, text);
   };
@@ -101,15 +101,31 @@ void PrintText(const std::string& spec_text, const plan::Decision& decision,
   line("roofline", RooflineText(roofline, board));
   line("memory", absl::StrFormat("%d bytes of dynamic shared memory a block, %d threads",
                                  decision.plan.smem_bytes, decision.plan.threads()));
+  for (const StoreState& state : states) {
+    if (state.binary.has_value()) {
+      const artifact::ResourceUsage& usage = state.binary->usage;
+      line("kernel",
+           absl::StrFormat("%s: %d registers, %d bytes spilled, %d bytes of static shared memory",
+                           state.binary->entry_name, usage.registers,
+                           usage.spill_store_bytes + usage.spill_load_bytes,
+                           usage.static_smem_bytes));
+    }
+    line("store", state.state);
+    if (!state.key.empty()) line("key", state.key);
+  }
+}
+
+Json StoreJson(const StoreState& state) {
+  Json stored = {{"state", state.state}, {"key", state.key}};
   if (state.binary.has_value()) {
     const artifact::ResourceUsage& usage = state.binary->usage;
-    line("kernel", absl::StrFormat(
-                       "%s: %d registers, %d bytes spilled, %d bytes of static shared memory",
-                       state.binary->entry_name, usage.registers,
-                       usage.spill_store_bytes + usage.spill_load_bytes, usage.static_smem_bytes));
+    stored["entry"] = state.binary->entry_name;
+    stored["registers"] = usage.registers;
+    stored["spill_bytes"] = usage.spill_store_bytes + usage.spill_load_bytes;
+    stored["static_smem_bytes"] = usage.static_smem_bytes;
+    stored["compiler"] = state.binary->compiler;
   }
-  line("store", state.state);
-  if (!state.key.empty()) line("key", state.key);
+  return stored;
 }
 
 int Explain(const ExplainOptions& options, const Console& console) {
@@ -127,20 +143,19 @@ int Explain(const ExplainOptions& options, const Console& console) {
   const absl::StatusOr<arch::BoardProfile> board = arch::DefaultBoardProfile(traits->target);
   if (!board.ok()) return console.Fail(kCommand, board.status());
 
-  const StoreState state = LookUp(**tools, *spec, decision->plan);
+  std::vector<StoreState> states;  // of the plan's kernels, in order of launch
+  for (const plan::KernelPlan& kernel : decision->plan.Kernels()) {
+    states.push_back(LookUp(**tools, *spec, kernel));
+  }
   const Roofline roofline = EstimateRoofline(*spec, decision->plan, *traits, *board);
   if (!console.json) {
-    PrintText(spec::ToText(*spec), *decision, state, roofline, *board, console);
+    PrintText(spec::ToText(*spec), *decision, states, roofline, *board, console);
     return kExitFine;
   }
-  Json stored = {{"state", state.state}, {"key", state.key}};
-  if (state.binary.has_value()) {
-    const artifact::ResourceUsage& usage = state.binary->usage;
-    stored["entry"] = state.binary->entry_name;
-    stored["registers"] = usage.registers;
-    stored["spill_bytes"] = usage.spill_store_bytes + usage.spill_load_bytes;
-    stored["static_smem_bytes"] = usage.static_smem_bytes;
-    stored["compiler"] = state.binary->compiler;
+  const size_t main = decision->plan.before.size();
+  Json stored = StoreJson(states[main]);
+  for (size_t n = 0; n < states.size(); ++n) {
+    if (n != main) stored["companions"].push_back(StoreJson(states[n]));
   }
   console.Print({{"command", kCommand},
                  {"ok", true},

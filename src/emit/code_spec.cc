@@ -39,6 +39,22 @@ AttentionSpec CodeSpec(const AttentionSpec& spec) {
   return code;
 }
 
+AttentionSpec SpecOfKernel(const AttentionSpec& spec, const plan::KernelPlan& kernel) {
+  if (kernel.family != plan::Family::kCombine) return spec;
+  AttentionSpec combine;
+  combine.type = spec::OutType(spec);
+  combine.batch = spec.batch;
+  combine.heads_q = combine.heads_kv = spec.heads_q;
+  combine.seqlen_q = spec.seqlen_q;
+  combine.dim_qk = combine.dim_v = spec.dim_v;
+  combine.sinks = spec.sinks;
+  combine.varlen = spec.varlen;
+  combine.lse = spec.lse;
+  combine.lse_base = spec.lse_base;
+  combine.empty_lse = spec.empty_lse;
+  return combine;
+}
+
 DiagonalMask DiagonalMaskOf(const AttentionSpec& spec) {
   const int64_t right = spec::EffectiveWindowRight(spec);
   if (spec.window_left == -1 && right == -1) return DiagonalMask::kNone;

@@ -68,10 +68,12 @@ std::string PlanName(const KernelPlan& plan) {
   switch (plan.family) {
     case Family::kFwdSm80:
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "s", plan.stages,
-                          plan.peeled ? "peeled" : "");
+                          plan.peeled ? "peeled" : "", plan.split ? "split" : "");
     case Family::kFwdSimple:
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "r",
                           plan.rows_per_warp, "p", plan.panel);
+    case Family::kCombine:
+      return absl::StrCat("m", plan.block_m, "w", plan.warps);
   }
   return "";
 }
@@ -130,12 +132,14 @@ Member MemberOf(const ParamSlot& slot, const AttentionSpec& spec) {
           absl::StrCat("alignas(8) ", Piece(SnippetTypeName(scalar.type)), " user_", scalar.name),
           absl::StrCat("user_", scalar.name)};
     }
+    case ParamSlotKind::kParts:
+      return {"abi::PartsArgs parts", "parts"};
   }
   return {};
 }
 
-std::string ParamsText(const AttentionSpec& spec) {
-  const ParamLayout layout = MakeParamLayout(spec);
+std::string ParamsText(const AttentionSpec& spec, const KernelPlan& plan) {
+  const ParamLayout layout = MakeParamLayout(spec, plan);
   std::string members, asserts;
   for (const ParamSlot& slot : layout.slots) {
     const Member member = MemberOf(slot, spec);
@@ -185,6 +189,13 @@ class Policies {
         .Chain("Mask", "MaskChain", masks_)
         .Using("Sink", choose(spec_.sinks, "SinkPerHead", "SinkNone"))
         .Using("Dropout", choose(spec_.dropout != 0, "DropoutPhilox", "DropoutNone"))
+        .Using("Lse", LseType());
+  }
+
+  // What attn_combine needs of them.
+  void WriteForRows(ConfigWriter& config) const {
+    config.Using("Lengths", spec_.varlen ? "LengthsVarlen" : "LengthsUniform")
+        .Using("Sink", spec_.sinks ? "SinkPerHead" : "SinkNone")
         .Using("Lse", LseType());
   }
 
@@ -253,10 +264,13 @@ void WritePlan(const KernelPlan& plan, ConfigWriter& config) {
       config.Int("kColumnWarps", 1)
           .Int("kStages", plan.stages)
           .Bool("kPeeled", plan.peeled)
-          .Bool("kQInRegisters", false);
+          .Bool("kQInRegisters", false)
+          .Bool("kSplit", plan.split);
       break;
     case Family::kFwdSimple:
       config.Int("kPanel", plan.panel);
+      break;
+    case Family::kCombine:
       break;
   }
 }
@@ -264,6 +278,18 @@ void WritePlan(const KernelPlan& plan, ConfigWriter& config) {
 std::string ConfigText(const AttentionSpec& spec, const KernelPlan& plan,
                        const Policies& policies) {
   ConfigWriter config;
+  if (plan.family == Family::kCombine) {
+    config.Section("spec")
+        .Using("PartElement", "float")
+        .Using("OutElement", DeviceTypeName(spec::OutType(spec)))
+        .Int("kHeadDimV", spec.dim_v)
+        .Section("plan")
+        .Int("kWarps", plan.warps)
+        .Int("kBlockM", plan.block_m)
+        .Section("policies");
+    policies.WriteForRows(config);
+    return config.Finish("Config");
+  }
   config.Section("spec")
       .Using("Element", DeviceTypeName(spec.type))
       .Using("KvElement", DeviceTypeName(spec::KvType(spec)))
@@ -296,6 +322,8 @@ FamilyText TextOf(Family family) {
       return {.header = "family/attn_fwd_sm80.cuh", .scope = "fwd_sm80"};
     case Family::kFwdSimple:
       return {.header = "family/attn_fwd_simple.cuh", .scope = "fwd_simple"};
+    case Family::kCombine:
+      return {.header = "family/attn_combine.cuh", .scope = "combine"};
   }
   return {};
 }
@@ -318,12 +346,16 @@ std::string HeaderComment(const AttentionSpec& spec, const KernelPlan& plan) {
 }  // namespace
 
 absl::StatusOr<artifact::KernelSource> EmitKernel(const AttentionSpec& full_spec,
-                                                  const KernelPlan& plan) {
+                                                  const KernelPlan& full_plan) {
   if (full_spec.operation != Operation::kForward) {
     return absl::UnimplementedError("operation = bwd: no family computes it");
   }
   // Nothing below sees the run-time sizes.
-  const AttentionSpec spec = CodeSpec(full_spec);
+  const AttentionSpec spec = CodeSpec(SpecOfKernel(full_spec, full_plan));
+  KernelPlan plan = full_plan;
+  plan.before.clear();
+  plan.after.clear();
+  plan.slots = 0;
   const FamilyText family = TextOf(plan.family);
   const Policies policies(spec);
 
@@ -338,8 +370,8 @@ absl::StatusOr<artifact::KernelSource> EmitKernel(const AttentionSpec& full_spec
     absl::StrAppend(&includes, "#include \"", header, "\"\n");
   }
   source.text = absl::StrCat(
-      HeaderComment(spec, plan), includes, "\nnamespace tilewright {\n\n", ParamsText(spec), "\n",
-      ConfigText(spec, plan, policies), "static_assert(sizeof(", Piece(family.scope),
+      HeaderComment(spec, plan), includes, "\nnamespace tilewright {\n\n", ParamsText(spec, plan),
+      "\n", ConfigText(spec, plan, policies), "static_assert(sizeof(", Piece(family.scope),
       "::SharedStorage<Config>) == ", plan.smem_bytes,
       ",\n              \"plan and kernel disagree on shared memory\");\n\n"
       "}  // namespace tilewright\n\n"

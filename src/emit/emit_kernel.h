@@ -9,7 +9,8 @@
 
 namespace tilewright::emit {
 
-// `spec` is canonical and valid, `plan` feasible for it. What stays a run-time argument (lengths,
+// Of one kernel of the plan of `spec` (KernelPlan::Kernels; followers are not looked at). `spec` is
+// canonical and valid, `plan` feasible for it. What stays a run-time argument (lengths,
 // batch, strides, scale, window sizes, softcap, dropout probability) does not appear in the text.
 absl::StatusOr<artifact::KernelSource> EmitKernel(const AttentionSpec& spec,
                                                   const plan::KernelPlan& plan);

@@ -237,6 +237,8 @@ std::string SlotText(const AttentionSpec& spec, const Sizes& sizes, const ParamS
     }
     case ParamSlotKind::kUserScalar:
       return absl::StrCat("  params.user_", spec.snippet_scalars[slot.index].name, " = 1;\n");
+    case ParamSlotKind::kParts:
+      return "  params.parts.parts = 1;\n";
   }
   return "";
 }
@@ -266,7 +268,7 @@ artifact::SourceFile HarnessProgram(const AttentionSpec& spec, const plan::Kerne
                                     const artifact::KernelSource& source) {
   const Sizes sizes(spec);
   std::string arguments;
-  for (const ParamSlot& slot : MakeParamLayout(spec).slots) {
+  for (const ParamSlot& slot : MakeParamLayout(spec, plan).slots) {
     absl::StrAppend(&arguments, SlotText(spec, sizes, slot));
   }
   const int64_t row_tiles = (spec.seqlen_q + plan.block_m - 1) / plan.block_m;

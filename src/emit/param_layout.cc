@@ -6,7 +6,7 @@
 
 namespace tilewright::emit {
 
-ParamLayout MakeParamLayout(const AttentionSpec& spec) {
+ParamLayout MakeParamLayout(const AttentionSpec& spec, const plan::KernelPlan& kernel) {
   ParamLayout layout;
   const auto add = [&layout](bool in_use, ParamSlotKind kind, size_t size, int index = 0) {
     // Sizes and alignments are multiples of 8 and 8 (policy_args.h): offsets are prefix sums.
@@ -37,6 +37,8 @@ ParamLayout MakeParamLayout(const AttentionSpec& spec) {
   for (size_t n = 0; n < spec.snippet_scalars.size(); ++n) {
     add(true, Kind::kUserScalar, sizeof(SnippetValue), static_cast<int>(n));
   }
+  add(kernel.split || kernel.family == plan::Family::kCombine, Kind::kParts,
+      sizeof(abi::PartsArgs));
   return layout;
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "plan/kernel_plan.h"
 #include "tilewright/attention.h"
 
 namespace tilewright::emit {
@@ -26,6 +27,7 @@ enum class ParamSlotKind {
   kDropout,
   kUserArray,   // one pointer, `index` is the array
   kUserScalar,  // 8 bytes: float in the low four, or int64
+  kParts,       // abi::PartsArgs
 };
 
 struct ParamSlot {
@@ -40,7 +42,10 @@ struct ParamLayout {
   int size = 0;  // bytes of struct Params; at most 4096
 };
 
-ParamLayout MakeParamLayout(const AttentionSpec& spec);
+// `spec` is SpecOfKernel of the kernel; the default stands for every kernel whose parameters follow
+// from the spec alone.
+ParamLayout MakeParamLayout(const AttentionSpec& spec,
+                            const plan::KernelPlan& kernel = plan::KernelPlan());
 
 }  // namespace tilewright::emit
 

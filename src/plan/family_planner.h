@@ -55,6 +55,11 @@ int64_t FwdSm80SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, i
 
 FamilyAnswer PlanFwdSm80(const PlanRequest& request);
 
+// The kernel that merges the parts of a split plan, for KernelPlan::after: `warps_per_row` warps
+// (1, 2 or 4) share the parts of a row, more of them where there are few rows and many parts.
+KernelPlan PlanCombine(const std::string& target, int64_t dim_v, int warps_per_row);
+int64_t CombineSmemBytes(int warps, int warps_per_row, int64_t dim_v);
+
 }  // namespace tilewright::plan
 
 #endif  // TILEWRIGHT_PLAN_FAMILY_PLANNER_H_

@@ -90,6 +90,33 @@ FamilyAnswer Refuse(const PlanRequest& request) {
   return answer;
 }
 
+// Blocks that run on an SM at a time.
+int64_t ResidentBlocks(const arch::ArchTraits& traits, const KernelPlan& plan,
+                       int64_t accumulators) {
+  const int64_t registers = RoundUp(std::min<int64_t>(255, kOtherRegisters + accumulators), 8);
+  return std::max<int64_t>(
+      1, std::min({traits.smem_per_sm / (plan.smem_bytes + traits.smem_reserved_per_block),
+                   traits.regs_per_sm / (registers * plan.threads()),
+                   static_cast<int64_t>(traits.max_warps_per_sm / plan.warps)}));
+}
+
+// Lets the keys be cut into parts where the spec's tiles of rows fill less than half of the board
+// and there are keys to cut. A sequence's parts depend on the rest of the batch, so batch_invariant
+// has none.
+void OfferParts(const PlanRequest& request, int64_t resident, KernelPlan& plan) {
+  const AttentionSpec& spec = request.spec;
+  constexpr int64_t kMinKeys = 512;
+  const int64_t slots = std::max(request.board.num_sms, 1) * resident;
+  const double tiles = static_cast<double>(spec.batch) * static_cast<double>(spec.heads_q) *
+                       static_cast<double>(CeilDiv(spec.seqlen_q, plan.block_m));
+  if (spec.batch_invariant || spec.seqlen_kv < kMinKeys || 2 * tiles > static_cast<double>(slots)) {
+    return;
+  }
+  plan.split = true;
+  plan.slots = static_cast<int>(slots);
+  plan.after = {PlanCombine(plan.target, spec.dim_v, tiles < 64 ? 4 : 1)};
+}
+
 struct Candidate {
   KernelPlan plan;
   double cost = 0;
@@ -113,11 +140,7 @@ double Cost(const PlanRequest& request, const KernelPlan& plan, int64_t accumula
   const double per_tile = (plan.stages == 2 ? 900.0 : 1200.0) * 16 / plan.rows_per_warp;
   double cost = rows * (keys * (products + softmax + reading) + keys / plan.block_n * per_tile);
   // Blocks that share an SM hide each other's waits.
-  const int64_t registers = RoundUp(std::min<int64_t>(255, kOtherRegisters + accumulators), 8);
-  const int64_t resident = std::max<int64_t>(
-      1, std::min({traits.smem_per_sm / (plan.smem_bytes + traits.smem_reserved_per_block),
-                   traits.regs_per_sm / (registers * plan.threads()),
-                   static_cast<int64_t>(traits.max_warps_per_sm / plan.warps)}));
+  const int64_t resident = ResidentBlocks(traits, plan, accumulators);
   const double warps = static_cast<double>(std::min<int64_t>(resident * plan.warps, 8));
   cost *= 1 + 0.25 * (8 - warps) / 8;
   // Whole waves of blocks.
@@ -125,7 +148,7 @@ double Cost(const PlanRequest& request, const KernelPlan& plan, int64_t accumula
                         static_cast<double>(std::max<int64_t>(spec.heads_q, 1)) * rows /
                         plan.block_m;
   const double slots = static_cast<double>(std::max(request.board.num_sms, 1) * resident);
-  if (blocks < slots) cost *= slots / blocks;
+  if (blocks < slots && !plan.split) cost *= slots / blocks;
   return cost;
 }
 
@@ -164,6 +187,7 @@ FamilyAnswer PlanFwdSm80(const PlanRequest& request) {
         plan.stages = stages;
         plan.smem_bytes = FwdSm80SmemBytes(plan.block_m, block_n, stages, spec.dim_qk, spec.dim_v);
         if (plan.smem_bytes > request.traits.smem_per_block_optin) continue;
+        OfferParts(request, ResidentBlocks(request.traits, plan, accumulators), plan);
         candidates.push_back({plan, Cost(request, plan, accumulators)});
       }
     }

@@ -1,6 +1,8 @@
 #include "plan/kernel_plan.h"
 
 #include <cstddef>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -12,7 +14,7 @@
 namespace tilewright::plan {
 namespace {
 
-constexpr Family kAllFamilies[] = {Family::kFwdSm80, Family::kFwdSimple};
+constexpr Family kAllFamilies[] = {Family::kFwdSm80, Family::kFwdSimple, Family::kCombine};
 
 // A word of the text form: its prefix and the field behind it, read as a number.
 struct Word {
@@ -20,16 +22,18 @@ struct Word {
   int KernelPlan::*field;
 };
 constexpr Word kWords[] = {
-    {"w", &KernelPlan::warps},
-    {"r", &KernelPlan::rows_per_warp},
-    {"p", &KernelPlan::panel},
-    {"s", &KernelPlan::stages},
+    {"w", &KernelPlan::warps},      {"r", &KernelPlan::rows_per_warp}, {"p", &KernelPlan::panel},
+    {"slots=", &KernelPlan::slots}, {"s", &KernelPlan::stages},
 };
 
 // False when `word` is none of the plan's words.
 bool ReadWord(absl::string_view word, KernelPlan& plan) {
   if (word == "peeled") {
     plan.peeled = true;
+    return true;
+  }
+  if (word == "split") {
+    plan.split = true;
     return true;
   }
   if (absl::ConsumePrefix(&word, "smem=")) return absl::SimpleAtoi(word, &plan.smem_bytes);
@@ -46,6 +50,22 @@ bool ReadWord(absl::string_view word, KernelPlan& plan) {
   return false;
 }
 
+constexpr char kBetweenKernels[] = " + ";
+
+// As much of one kernel's text as can be read.
+KernelPlan ReadKernel(absl::string_view text) {
+  const std::vector<absl::string_view> words = absl::StrSplit(text, ' ');
+  KernelPlan plan;
+  if (words.size() < 2) return plan;
+  const auto family = ParseFamily({words[0].data(), words[0].size()});
+  if (family.ok()) plan.family = family->value_or(plan.family);
+  plan.target = std::string(words[1]);
+  for (size_t n = 2; n < words.size(); ++n) {
+    if (!ReadWord(words[n], plan)) break;
+  }
+  return plan;
+}
+
 }  // namespace
 
 std::string_view FamilyName(Family family) {
@@ -54,9 +74,13 @@ std::string_view FamilyName(Family family) {
       return "attn_fwd_sm80";
     case Family::kFwdSimple:
       return "attn_fwd_simple";
+    case Family::kCombine:
+      return "attn_combine";
   }
   return "unknown";
 }
+
+bool IsCompanion(Family family) { return family == Family::kCombine; }
 
 absl::StatusOr<std::optional<Family>> ParseFamily(std::string_view name) {
   if (name.empty()) return std::nullopt;
@@ -69,28 +93,50 @@ absl::StatusOr<std::optional<Family>> ParseFamily(std::string_view name) {
                                                  ": must be one of ", absl::StrJoin(names, ", ")));
 }
 
+std::vector<KernelPlan> KernelPlan::Kernels() const {
+  std::vector<KernelPlan> kernels = before;
+  kernels.push_back(*this);
+  kernels.back().before.clear();
+  kernels.back().after.clear();
+  kernels.insert(kernels.end(), after.begin(), after.end());
+  return kernels;
+}
+
 std::string KernelPlan::ToString() const {
+  if (!before.empty() || !after.empty()) {
+    return absl::StrJoin(Kernels(), kBetweenKernels,
+                         [](std::string* text, const KernelPlan& kernel) {
+                           absl::StrAppend(text, kernel.ToString());
+                         });
+  }
   std::string text = absl::StrCat(std::string(FamilyName(family)), " ", target, " m", block_m, "n",
                                   block_n, " w", warps, " r", rows_per_warp);
   if (panel != 0) absl::StrAppend(&text, " p", panel);
   if (stages != 0) absl::StrAppend(&text, " s", stages);
   if (peeled) absl::StrAppend(&text, " peeled");
+  if (split) absl::StrAppend(&text, " split");
+  if (slots != 0) absl::StrAppend(&text, " slots=", slots);
   absl::StrAppend(&text, " smem=", smem_bytes);
   return text;
 }
 
 absl::StatusOr<KernelPlan> ParsePlan(std::string_view text) {
   const std::string whole(text);
-  const std::vector<absl::string_view> words = absl::StrSplit(whole, ' ');
-  KernelPlan plan;
-  if (words.size() >= 2) {
-    const auto family = ParseFamily({words[0].data(), words[0].size()});
-    if (family.ok()) plan.family = family->value_or(plan.family);
-    plan.target = std::string(words[1]);
-    for (size_t n = 2; n < words.size(); ++n) {
-      if (!ReadWord(words[n], plan)) break;
+  // The companions before the kernel that the plan is about, it, and those after it.
+  std::vector<KernelPlan> before, after;
+  std::optional<KernelPlan> main;
+  for (absl::string_view kernel_text : absl::StrSplit(whole, kBetweenKernels)) {
+    KernelPlan kernel = ReadKernel(kernel_text);
+    if (!IsCompanion(kernel.family)) {
+      main = std::move(kernel);
+    } else {
+      (main.has_value() ? after : before).push_back(std::move(kernel));
     }
-    if (plan.ToString() == whole) return plan;
+  }
+  if (main.has_value()) {
+    main->before = std::move(before);
+    main->after = std::move(after);
+    if (main->ToString() == whole) return *std::move(main);
   }
   return absl::InvalidArgumentError(
       absl::StrCat("plan = \"", whole,

@@ -1,5 +1,6 @@
 // How a spec is computed: the family and every number the family leaves open. A plan is a value;
-// equal plans of equal specs emit equal source.
+// equal plans of equal specs emit equal source. It may take several kernels, launched one after the
+// other on one stream.
 #ifndef TILEWRIGHT_PLAN_KERNEL_PLAN_H_
 #define TILEWRIGHT_PLAN_KERNEL_PLAN_H_
 
@@ -7,12 +8,16 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
 namespace tilewright::plan {
 
-enum class Family { kFwdSm80, kFwdSimple };
+enum class Family { kFwdSm80, kFwdSimple, kCombine };
+
+// Families that only work for the kernel that a plan is about, before or after it.
+bool IsCompanion(Family family);
 
 // "attn_fwd_simple"
 std::string_view FamilyName(Family family);
@@ -29,11 +34,20 @@ struct KernelPlan {
   int panel = 0;           // attn_fwd_simple: columns of K or V in shared memory at a time
   int stages = 0;          // attn_fwd_sm80: tiles of K and of V in shared memory, 1 or 2
   bool peeled = false;     // attn_fwd_sm80: a loop of its own for tiles that need no mask
+  bool split = false;      // the keys of a tile may be cut into parts, which attn_combine merges
+  int slots = 0;           // with split: blocks that run at a time on the board planned for
   int64_t smem_bytes = 0;  // dynamic shared memory of a block
 
+  // The kernels of companion families, in order of launch; these have none of their own.
+  std::vector<KernelPlan> before = {};
+  std::vector<KernelPlan> after = {};
+
   int threads() const { return warps * 32; }
+  // What runs, in order: before, this one, after; each without followers of its own.
+  std::vector<KernelPlan> Kernels() const;
   // "attn_fwd_simple sm_90a m32n32 w4 r8 p128 smem=33280",
-  // "attn_fwd_sm80 sm_90a m128n64 w4 r32 s2 peeled smem=104448"
+  // "attn_fwd_sm80 sm_90a m64n64 w4 r16 s2 split slots=264 smem=70656 +
+  //  attn_combine sm_90a m4n0 w4 r1 smem=0" in one line
   std::string ToString() const;
   bool operator==(const KernelPlan&) const = default;
 };

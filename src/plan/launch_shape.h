@@ -1,7 +1,10 @@
-// Grid and block of a launch, from the plan and the sizes of a call. Pure arithmetic.
+// What a call of a plan comes to: how many parts its keys are cut into, the scratch memory it
+// needs, and the grid and block of each kernel. Pure arithmetic on the sizes of the call.
 #ifndef TILEWRIGHT_PLAN_LAUNCH_SHAPE_H_
 #define TILEWRIGHT_PLAN_LAUNCH_SHAPE_H_
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "plan/kernel_plan.h"
@@ -9,15 +12,37 @@
 
 namespace tilewright::plan {
 
+// What lies in AttentionArgs::workspace. A plan uses some of these regions, in this order.
+enum class Region {
+  kPartialO,    // fp32 [parts][batch][heads_q][seqlen_q][dim_v]; packed: [parts][heads_q][total_q]
+                // [dim_v]
+  kPartialLse,  // fp32, the same without dim_v
+};
+inline constexpr int kNumRegions = 2;
+
+struct CallPlan {
+  int64_t parts = 1;  // of the keys of each tile of rows
+  int64_t workspace_bytes = 0;
+  std::array<int64_t, kNumRegions> offsets = {};  // bytes from the start of the workspace
+
+  int64_t offset(Region region) const { return offsets[static_cast<size_t>(region)]; }
+};
+
+// `plan` as a whole, not one of its kernels. Only the sizes of `args` are looked at, so that it is
+// the same for workspace_bytes as for the call.
+CallPlan PlanCall(const KernelPlan& plan, const AttentionSpec& spec, const AttentionArgs& args);
+
 struct LaunchShape {
   uint32_t grid = 0;   // blocks, linear in x; 0: nothing to launch
   uint32_t block = 0;  // threads
   uint32_t smem_bytes = 0;
+  bool overlaps =
+      false;  // may start before the kernel ahead of it has ended, for whose end it waits
 };
 
 // Tiles beyond 2^31 - 1 are walked by the blocks in a grid-stride loop.
-LaunchShape ComputeLaunchShape(const KernelPlan& plan, const AttentionSpec& spec,
-                               const AttentionArgs& args);
+LaunchShape ComputeLaunchShape(const KernelPlan& kernel, const AttentionSpec& spec,
+                               const AttentionArgs& args, const CallPlan& call = {});
 
 }  // namespace tilewright::plan
 

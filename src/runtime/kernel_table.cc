@@ -1,5 +1,6 @@
 #include "runtime/kernel_table.h"
 
+#include <algorithm>
 #include <mutex>
 
 #include "runtime/runtime_impl.h"
@@ -7,13 +8,13 @@
 namespace tilewright {
 namespace {
 
-// The key that was used longest ago and is not `keep`.
-template <typename Map, typename Key>
-typename Map::iterator Oldest(Map& map, const Key& keep) {
+// The key that was used longest ago and is not to be kept.
+template <typename Map, typename Keep>
+typename Map::iterator Oldest(Map& map, const Keep& keep) {
   auto oldest = map.end();
   int64_t used = 0;
   for (auto it = map.begin(); it != map.end(); ++it) {
-    if (it->first == keep) continue;
+    if (keep(it->first)) continue;
     const int64_t at = it->second->used.load(std::memory_order_relaxed);
     if (oldest == map.end() || at < used) {
       oldest = it;
@@ -52,30 +53,33 @@ std::shared_ptr<const ResidentKernel> KernelTable::FindKernel(const KernelKey& k
 
 int64_t KernelTable::Insert(const SpecKey& key,
                             std::shared_ptr<const PreparedAttention::State> state,
-                            const KernelKey& kernel_key,
-                            std::shared_ptr<const ResidentKernel> kernel) {
+                            const std::vector<TableKernel>& kernels) {
   // Outlive the lock: the last reference to a kernel unloads it, which takes the driver its time.
   std::vector<std::shared_ptr<const PreparedAttention::State>> dropped_states;
-  std::vector<std::shared_ptr<const ResidentKernel>> dropped_kernels;
+  std::vector<std::shared_ptr<const ResidentKernel>> replaced_kernels, dropped_kernels;
   {
     std::unique_lock<std::shared_mutex> lock(mutex_);
     const int64_t now = clock_.fetch_add(2, std::memory_order_relaxed) + 2;
     auto& spec_slot = specs_[key];
     if (spec_slot == nullptr) spec_slot = std::make_unique<Slot<PreparedAttention::State>>();
     dropped_states.push_back(std::exchange(spec_slot->value, std::move(state)));
-    spec_slot->kernel_key = kernel_key;
+    spec_slot->kernel_keys.clear();
     spec_slot->used = now;
-    if (kernel != nullptr) {
-      auto& kernel_slot = kernels_[kernel_key];
+    for (const TableKernel& used : kernels) {
+      spec_slot->kernel_keys.push_back(used.key);
+      auto& kernel_slot = kernels_[used.key];
       if (kernel_slot == nullptr) kernel_slot = std::make_unique<Slot<ResidentKernel>>();
-      dropped_kernels.push_back(std::exchange(kernel_slot->value, std::move(kernel)));
-      kernel_slot->kernel_key = kernel_key;
+      replaced_kernels.push_back(std::exchange(kernel_slot->value, used.kernel));
       kernel_slot->used = now;
     }
-    dropped_kernels.resize(1);  // slot 0: the one replaced, if any
+    const auto is_this_spec = [&](const SpecKey& other) { return other == key; };
+    const auto is_used_here = [&](const KernelKey& other) {
+      return std::any_of(kernels.begin(), kernels.end(),
+                         [&](const TableKernel& used) { return used.key == other; });
+    };
 
     while (specs_.size() > limits_.specs) {
-      const auto oldest = Oldest(specs_, key);
+      const auto oldest = Oldest(specs_, is_this_spec);
       if (oldest == specs_.end()) break;
       dropped_states.push_back(std::move(oldest->second->value));
       specs_.erase(oldest);
@@ -83,28 +87,31 @@ int64_t KernelTable::Insert(const SpecKey& key,
     // A kernel is as recent as the most recent of its specs.
     if (kernels_.size() > limits_.kernels) {
       for (const auto& [spec, slot] : specs_) {
-        const auto it = kernels_.find(slot->kernel_key);
-        if (it == kernels_.end()) continue;
         const int64_t used = slot->used.load(std::memory_order_relaxed);
-        if (it->second->used.load(std::memory_order_relaxed) < used) it->second->used = used;
+        for (const KernelKey& kernel_key : slot->kernel_keys) {
+          const auto it = kernels_.find(kernel_key);
+          if (it == kernels_.end()) continue;
+          if (it->second->used.load(std::memory_order_relaxed) < used) it->second->used = used;
+        }
       }
     }
     while (kernels_.size() > limits_.kernels) {
-      const auto oldest = Oldest(kernels_, kernel_key);
+      const auto oldest = Oldest(kernels_, is_used_here);
       if (oldest == kernels_.end()) break;
       const KernelKey victim = oldest->first;
       dropped_kernels.push_back(std::move(oldest->second->value));
       kernels_.erase(oldest);
       for (auto it = specs_.begin(); it != specs_.end();) {
         auto here = it++;
-        if (here->second->kernel_key == victim) {
+        const std::vector<KernelKey>& used = here->second->kernel_keys;
+        if (std::find(used.begin(), used.end(), victim) != used.end()) {
           dropped_states.push_back(std::move(here->second->value));
           specs_.erase(here);
         }
       }
     }
   }
-  return static_cast<int64_t>(dropped_kernels.size()) - 1;
+  return static_cast<int64_t>(dropped_kernels.size());
 }
 
 size_t KernelTable::num_specs() const {

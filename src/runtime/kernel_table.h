@@ -50,6 +50,12 @@ struct ResidentKernel {
   build::BuiltKernel built;  // without its cubin, which the driver holds
 };
 
+// A kernel under its key, as a spec uses it.
+struct TableKernel {
+  KernelKey key;
+  std::shared_ptr<const ResidentKernel> kernel;
+};
+
 // Thread-safe. Look-ups share a reader lock; both maps are bounded, and what was used longest ago
 // goes first. Recency counts in insertions, so that a hit writes at most once between two of them.
 class KernelTable {
@@ -65,10 +71,10 @@ class KernelTable {
   std::shared_ptr<const PreparedAttention::State> Find(const SpecKey& key) const;
   std::shared_ptr<const ResidentKernel> FindKernel(const KernelKey& key) const;
 
-  // Inserts or replaces; `kernel` may be null for a spec that never launches. Returns how many
-  // kernels were dropped to make room, with the specs that use them.
+  // Inserts or replaces; a spec that never launches has no kernels. Returns how many kernels were
+  // dropped to make room, with the specs that use them.
   int64_t Insert(const SpecKey& key, std::shared_ptr<const PreparedAttention::State> state,
-                 const KernelKey& kernel_key, std::shared_ptr<const ResidentKernel> kernel);
+                 const std::vector<TableKernel>& kernels);
 
   size_t num_specs() const;
   size_t num_kernels() const;
@@ -77,7 +83,7 @@ class KernelTable {
   template <typename Value>
   struct Slot {
     std::shared_ptr<const Value> value;
-    KernelKey kernel_key;
+    std::vector<KernelKey> kernel_keys;  // of a spec: the kernels it uses
     mutable std::atomic<int64_t> used = 0;
   };
   template <typename Key, typename Value>

@@ -87,6 +87,27 @@ abi::DropoutArgs Dropout(const AttentionSpec& spec, const AttentionArgs& args) {
   return dropout;
 }
 
+// Parts of every row in the workspace, as plan::Region lays them out.
+abi::PartsArgs Parts(const AttentionSpec& spec, const AttentionArgs& args,
+                     const plan::CallPlan& call) {
+  abi::PartsArgs parts = {};
+  parts.parts = call.parts;
+  if (call.parts <= 1) return parts;
+  const bool packed = spec.varlen && args.cu_seqlens_q != nullptr;
+  const int64_t rows = packed ? args.total_q : args.seqlen_q;
+  auto* const workspace = static_cast<std::byte*>(args.workspace);
+  parts.o = workspace + call.offset(plan::Region::kPartialO);
+  parts.lse = reinterpret_cast<float*>(workspace + call.offset(plan::Region::kPartialLse));
+  parts.lse_stride_head = rows;
+  parts.lse_stride_batch = spec.heads_q * rows;
+  parts.lse_stride_part = (packed ? 1 : args.batch) * parts.lse_stride_batch;
+  parts.o_stride_seq = spec.dim_v;
+  parts.o_stride_head = parts.lse_stride_head * spec.dim_v;
+  parts.o_stride_batch = parts.lse_stride_batch * spec.dim_v;
+  parts.o_stride_part = parts.lse_stride_part * spec.dim_v;
+  return parts;
+}
+
 // The 8 bytes of a scalar slot.
 uint64_t ScalarBits(ScalarType type, SnippetValue value) {
   uint64_t bits = 0;
@@ -107,7 +128,7 @@ uint32_t DropoutThreshold(float p) {
 }
 
 void PackArgs(const AttentionSpec& spec, const emit::ParamLayout& layout, const AttentionArgs& args,
-              std::byte* params) {
+              std::byte* params, const plan::CallPlan& call) {
   for (const emit::ParamSlot& slot : layout.slots) {
     const auto put = [&](const auto& value) {
       std::memcpy(params + slot.offset, &value, sizeof(value));
@@ -158,6 +179,9 @@ void PackArgs(const AttentionSpec& spec, const emit::ParamLayout& layout, const 
         break;
       case emit::ParamSlotKind::kUserScalar:
         put(ScalarBits(spec.snippet_scalars[slot.index].type, args.snippet_scalars[slot.index]));
+        break;
+      case emit::ParamSlotKind::kParts:
+        put(Parts(spec, args, call));
         break;
     }
   }

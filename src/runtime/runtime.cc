@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -20,6 +21,7 @@
 #include "build/kernel_builder.h"
 #include "cache/open_store.h"
 #include "compile/nvrtc_compiler.h"
+#include "emit/code_spec.h"
 #include "emit/template_bundle.h"
 #include "plan/launch_shape.h"
 #include "runtime/kernel_table.h"
@@ -76,6 +78,24 @@ absl::Status ValidateOptions(const RuntimeOptions& options) {
   return absl::OkStatus();
 }
 
+// Calls work(0) .. work(count - 1), on up to `threads` threads, this one included.
+void ForEachInParallel(size_t count, int threads, const std::function<void(size_t)>& work) {
+  std::atomic<size_t> next = 0;
+  const auto loop = [&] {
+    for (size_t n = next++; n < count; n = next++) work(n);
+  };
+  std::vector<std::thread> helpers;
+  while (helpers.size() + 1 < std::min(count, static_cast<size_t>(threads))) {
+    try {
+      helpers.emplace_back(loop);
+    } catch (const std::system_error&) {
+      break;  // no more threads to be had: the ones there do the work
+    }
+  }
+  loop();
+  for (std::thread& helper : helpers) helper.join();
+}
+
 double MsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
       .count();
@@ -86,7 +106,7 @@ double MsSince(std::chrono::steady_clock::time_point start) {
 // ---- PreparedAttention ----------------------------------------------------------------------
 
 PreparedAttention::State::~State() {
-  if (getpid() != pid) new auto(std::move(kernel));
+  if (getpid() != pid) new auto(std::move(kernels));
 }
 
 const std::string& PreparedAttention::spec_text() const { return state_->spec_text; }
@@ -94,12 +114,10 @@ const std::string& PreparedAttention::spec_text() const { return state_->spec_te
 std::string PreparedAttention::Explain() const {
   const State& s = *state_;
   std::string text = absl::StrCat(s.spec_text, "\n");
-  if (s.kernel == nullptr) {
+  if (s.kernels.empty()) {
     absl::StrAppend(&text, "nothing to launch: the spec has no heads\n");
     return text;
   }
-  const build::BuiltKernel& built = s.kernel->built;
-  const artifact::KernelBinary& binary = built.binary;
   absl::StrAppend(&text, "plan      ", s.decision.plan.ToString(), "\n");
   absl::StrAppend(&text, "why       ", s.decision.why,
                   s.decision.fallback ? " (fallback: no faster family serves this spec)" : "",
@@ -108,20 +126,24 @@ std::string PreparedAttention::Explain() const {
     absl::StrAppend(&text, "refused   ", AbslView(plan::FamilyName(refusal.family)), ": ",
                     refusal.reason, "\n");
   }
-  absl::StrAppend(&text, "kernel    ", binary.entry_name, " for ", binary.target, " on ",
-                  s.device_name, "\n");
-  absl::StrAppend(&text, "resources ", binary.usage.registers, " registers, ",
-                  s.decision.plan.smem_bytes + binary.usage.static_smem_bytes,
-                  " bytes of shared memory, ",
-                  binary.usage.spill_store_bytes + binary.usage.spill_load_bytes,
-                  " bytes spilled, ", s.layout.size, " bytes of parameters\n");
-  if (built.origin == build::BinaryOrigin::kStore) {
-    absl::StrAppend(&text, "origin    store, compiled by ", binary.compiler, "\n");
-  } else {
-    absl::StrAppend(&text, "origin    compiled by ", binary.compiler, " in ", binary.compile_ms,
-                    " ms (store: ", built.miss_reason, ")\n");
+  for (const PreparedKernel& kernel : s.kernels) {
+    const build::BuiltKernel& built = kernel.resident->built;
+    const artifact::KernelBinary& binary = built.binary;
+    absl::StrAppend(&text, "kernel    ", binary.entry_name, " for ", binary.target, " on ",
+                    s.device_name, "\n");
+    absl::StrAppend(&text, "resources ", binary.usage.registers, " registers, ",
+                    kernel.plan.smem_bytes + binary.usage.static_smem_bytes,
+                    " bytes of shared memory, ",
+                    binary.usage.spill_store_bytes + binary.usage.spill_load_bytes,
+                    " bytes spilled, ", kernel.layout.size, " bytes of parameters\n");
+    if (built.origin == build::BinaryOrigin::kStore) {
+      absl::StrAppend(&text, "origin    store, compiled by ", binary.compiler, "\n");
+    } else {
+      absl::StrAppend(&text, "origin    compiled by ", binary.compiler, " in ", binary.compile_ms,
+                      " ms (store: ", built.miss_reason, ")\n");
+    }
+    absl::StrAppend(&text, "key       ", built.key.ToHex(), "\n");
   }
-  absl::StrAppend(&text, "key       ", built.key.ToHex(), "\n");
   return text;
 }
 
@@ -136,12 +158,7 @@ absl::StatusOr<size_t> PreparedAttention::workspace_bytes(const AttentionArgs& a
           absl::StrCat(size.field, " = ", size.value, ": must be >= 0"));
     }
   }
-  switch (state_->decision.plan.family) {
-    case plan::Family::kFwdSm80:
-    case plan::Family::kFwdSimple:
-      return 0;
-  }
-  return 0;
+  return plan::PlanCall(state_->decision.plan, state_->spec, args).workspace_bytes;
 }
 
 // ---- Runtime --------------------------------------------------------------------------------
@@ -159,6 +176,9 @@ struct Runtime::Impl {
   absl::Status RefuseCapture(const device::DeviceManager& devices, Stream stream);
   StateOr PrepareOn(const device::DeviceManager::Current& where, const SpecKey& key);
   StateOr MakeState(const device::DeviceManager::Current& where, const SpecKey& key);
+  // The kernels of state->decision.plan, compiled several at a time; fills state->kernels.
+  absl::StatusOr<std::vector<TableKernel>> MakeKernels(const device::DeviceManager::Current& where,
+                                                       PreparedAttention::State* state);
   KernelOr MakeKernel(const device::DeviceManager::Current& where,
                       const build::KernelRequest& request);
 
@@ -252,7 +272,7 @@ StateOr Runtime::Impl::MakeState(const device::DeviceManager::Current& where, co
     MutexLock lock(&devices_mutex);
     state->devices = devices_owner;
   }
-  KernelKey kernel_key;
+  std::vector<TableKernel> kernels;
   if (key.spec.heads_q > 0) {
     TILEWRIGHT_ASSIGN_OR_RETURN(const std::optional<plan::Family> family,
                                 plan::ParseFamily(options.family));
@@ -279,21 +299,9 @@ StateOr Runtime::Impl::MakeState(const device::DeviceManager::Current& where, co
       logger.EventOnce(LogLevel::kInfo, state->spec_text, "fallback",
                        {{"spec", state->spec_text}, {"plan", decision.plan.ToString()}});
     }
-    state->layout = emit::MakeParamLayout(state->spec);
-    if (state->layout.size > kMaxParamBytes) {
-      return absl::ResourceExhaustedError(absl::StrCat("the parameters take ", state->layout.size,
-                                                       " bytes, a kernel may have ",
-                                                       kMaxParamBytes));
-    }
-    TILEWRIGHT_ASSIGN_OR_RETURN(const build::KernelRequest request,
-                                builder->MakeRequest(state->spec, decision.plan));
-    kernel_key = {where.context_id, request.key, decision.plan.smem_bytes};
-    TILEWRIGHT_ASSIGN_OR_RETURN(state->kernel, kernel_flights.Do(kernel_key, [&]() -> KernelOr {
-      if (auto found = table.FindKernel(kernel_key)) return found;
-      return MakeKernel(where, request);
-    }));
+    TILEWRIGHT_ASSIGN_OR_RETURN(kernels, MakeKernels(where, state.get()));
   }
-  const int64_t evicted = table.Insert(key, state, kernel_key, state->kernel);
+  const int64_t evicted = table.Insert(key, state, kernels);
   evictions.fetch_add(evicted, std::memory_order_relaxed);
   if (evicted > 0) logger.Event(LogLevel::kInfo, "evict", {{"kernels", evicted}});
   logger.Event(LogLevel::kInfo, "prepare",
@@ -302,6 +310,41 @@ StateOr Runtime::Impl::MakeState(const device::DeviceManager::Current& where, co
                 {"device", where.device->ordinal},
                 {"ms", MsSince(start)}});
   return state;
+}
+
+absl::StatusOr<std::vector<TableKernel>> Runtime::Impl::MakeKernels(
+    const device::DeviceManager::Current& where, PreparedAttention::State* state) {
+  TILEWRIGHT_ASSIGN_OR_RETURN(const std::vector<build::KernelRequest> requests,
+                              builder->MakeRequests(state->spec, state->decision.plan));
+  std::vector<TableKernel> kernels(requests.size());
+  for (size_t n = 0; n < requests.size(); ++n) {
+    const build::KernelRequest& request = requests[n];
+    kernels[n].key = {where.context_id, request.key, request.plan.smem_bytes};
+    PreparedKernel kernel;
+    kernel.plan = request.plan;
+    kernel.spec = emit::SpecOfKernel(state->spec, request.plan);
+    kernel.layout = emit::MakeParamLayout(kernel.spec, request.plan);
+    if (kernel.layout.size > kMaxParamBytes) {
+      return absl::ResourceExhaustedError(absl::StrCat("the parameters take ", kernel.layout.size,
+                                                       " bytes, a kernel may have ",
+                                                       kMaxParamBytes));
+    }
+    state->kernels.push_back(std::move(kernel));
+  }
+  std::vector<absl::Status> results(requests.size());
+  ForEachInParallel(requests.size(), compile::CompileThreads(options.compile_threads),
+                    [&](size_t n) {
+                      const KernelKey& key = kernels[n].key;
+                      KernelOr kernel = kernel_flights.Do(key, [&]() -> KernelOr {
+                        if (auto found = table.FindKernel(key)) return found;
+                        return MakeKernel(where, requests[n]);
+                      });
+                      results[n] = kernel.status();
+                      if (kernel.ok()) kernels[n].kernel = *std::move(kernel);
+                    });
+  for (const absl::Status& result : results) TILEWRIGHT_RETURN_IF_ERROR(result);
+  for (size_t n = 0; n < kernels.size(); ++n) state->kernels[n].resident = kernels[n].kernel;
+  return kernels;
 }
 
 KernelOr Runtime::Impl::MakeKernel(const device::DeviceManager::Current& where,
@@ -381,32 +424,18 @@ absl::Status Runtime::Warmup(absl::Span<const AttentionSpec> specs) {
     TILEWRIGHT_RETURN_IF_ERROR(impl_->RefuseCapture(*manager, nullptr));
   }
   std::vector<absl::Status> results(specs.size());
-  std::atomic<size_t> next = 0;
-  const auto work = [&] {
-    for (size_t i = next++; i < specs.size(); i = next++) {
-      impl_->prepares.fetch_add(1, std::memory_order_relaxed);
-      results[i] = spec::Validate(specs[i]);
-      if (!results[i].ok()) continue;
-      const SpecKey key = {where.context_id, spec::Canonicalise(specs[i])};
-      if (impl_->table.Find(key) != nullptr) {
-        impl_->memory_hits.fetch_add(1, std::memory_order_relaxed);
-      } else {
-        results[i] = impl_->PrepareOn(where, key).status();
-      }
+  const auto work = [&](size_t i) {
+    impl_->prepares.fetch_add(1, std::memory_order_relaxed);
+    results[i] = spec::Validate(specs[i]);
+    if (!results[i].ok()) return;
+    const SpecKey key = {where.context_id, spec::Canonicalise(specs[i])};
+    if (impl_->table.Find(key) != nullptr) {
+      impl_->memory_hits.fetch_add(1, std::memory_order_relaxed);
+    } else {
+      results[i] = impl_->PrepareOn(where, key).status();
     }
   };
-  std::vector<std::thread> helpers;
-  const size_t threads = std::min(
-      specs.size(), static_cast<size_t>(compile::CompileThreads(impl_->options.compile_threads)));
-  while (helpers.size() + 1 < threads) {
-    try {
-      helpers.emplace_back(work);
-    } catch (const std::system_error&) {
-      break;  // no more threads to be had: the ones there do the work
-    }
-  }
-  work();
-  for (std::thread& helper : helpers) helper.join();
+  ForEachInParallel(specs.size(), compile::CompileThreads(impl_->options.compile_threads), work);
   for (const absl::Status& result : results) TILEWRIGHT_RETURN_IF_ERROR(result);
   return absl::OkStatus();
 }
@@ -419,12 +448,21 @@ absl::Status Runtime::Run(const PreparedAttention& attention, const AttentionArg
   const PreparedAttention::State& state = *attention.state();
   if (getpid() != state.pid) return ForkedError(state.pid);
   TILEWRIGHT_RETURN_IF_ERROR(spec::ValidateArgs(state.spec, args));
-  if (state.kernel == nullptr) return absl::OkStatus();
-  const plan::LaunchShape shape = plan::ComputeLaunchShape(state.decision.plan, state.spec, args);
-  if (shape.grid == 0) return absl::OkStatus();
+  const plan::CallPlan call = plan::PlanCall(state.decision.plan, state.spec, args);
+  if (call.workspace_bytes > 0 && args.workspace == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("workspace = null: must point to the ",
+                                                   call.workspace_bytes,
+                                                   " bytes that workspace_bytes(args) asks for"));
+  }
   alignas(16) std::byte params[kMaxParamBytes];
-  PackArgs(state.spec, state.layout, args, params);
-  return state.kernel->loaded->Launch({shape.grid, shape.block, shape.smem_bytes}, params, stream);
+  for (const PreparedKernel& kernel : state.kernels) {
+    const plan::LaunchShape shape = plan::ComputeLaunchShape(kernel.plan, state.spec, args, call);
+    if (shape.grid == 0) continue;
+    PackArgs(kernel.spec, kernel.layout, args, params, call);
+    TILEWRIGHT_RETURN_IF_ERROR(kernel.resident->loaded->Launch(
+        {shape.grid, shape.block, shape.smem_bytes}, params, stream));
+  }
+  return absl::OkStatus();
 }
 
 void Runtime::CancelCompiles() {

@@ -20,22 +20,29 @@
 
 namespace tilewright {
 
+// One kernel of a plan, with what its parameters are made from.
+struct PreparedKernel {
+  plan::KernelPlan plan;
+  AttentionSpec spec;  // emit::SpecOfKernel
+  emit::ParamLayout layout;
+  std::shared_ptr<const ResidentKernel> resident;
+};
+
 // Everything that Run needs, and what Explain tells.
 struct PreparedAttention::State {
   State() = default;
   State(const State&) = delete;
   State& operator=(const State&) = delete;
-  // In a forked child the driver does not live: the kernel is left alone there.
+  // In a forked child the driver does not live: the kernels are left alone there.
   ~State();
 
   AttentionSpec spec;  // canonical
   std::string spec_text;
   plan::Decision decision;
-  emit::ParamLayout layout;
-  std::shared_ptr<const ResidentKernel> kernel;  // null: the spec has no heads, nothing to launch
+  std::vector<PreparedKernel> kernels;  // in order of launch; none: the spec has no heads
   std::string device_name;
   pid_t pid = 0;
-  std::shared_ptr<const device::DeviceManager> devices;  // the table that `kernel` calls
+  std::shared_ptr<const device::DeviceManager> devices;  // the table that `kernels` call
 };
 
 // What Create() takes from the system and tests replace.

@@ -49,13 +49,43 @@ TEST(KernelPlanTest, ParsesThePlansOfEveryFamily) {
   EXPECT_EQ(*parsed, plan);
 }
 
+TEST(KernelPlanTest, SeveralKernelsAreOneText) {
+  const KernelPlan combine = {
+      .family = Family::kCombine, .target = "sm_90a", .block_m = 4, .warps = 4, .smem_bytes = 4};
+  const KernelPlan plan = {.family = Family::kFwdSm80,
+                           .target = "sm_90a",
+                           .block_m = 64,
+                           .block_n = 64,
+                           .warps = 4,
+                           .rows_per_warp = 16,
+                           .stages = 2,
+                           .split = true,
+                           .slots = 264,
+                           .smem_bytes = 87040,
+                           .before = {combine},
+                           .after = {combine, combine}};
+  const std::string companion = "attn_combine sm_90a m4n0 w4 r0 smem=4";
+  EXPECT_EQ(plan.ToString(),
+            companion + " + attn_fwd_sm80 sm_90a m64n64 w4 r16 s2 split slots=264 smem=87040 + " +
+                companion + " + " + companion);
+  const absl::StatusOr<KernelPlan> parsed = ParsePlan(plan.ToString());
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(*parsed, plan);
+  const std::vector<KernelPlan> kernels = plan.Kernels();
+  ASSERT_EQ(kernels.size(), 4u);
+  EXPECT_EQ(kernels[0], combine);
+  EXPECT_EQ(kernels[1].family, Family::kFwdSm80);
+  EXPECT_TRUE(kernels[1].before.empty() && kernels[1].after.empty());
+  EXPECT_FALSE(ParsePlan(companion).ok());  // a companion alone is no plan
+}
+
 TEST(KernelPlanTest, NamesOfFamiliesAreReadBack) {
   EXPECT_EQ(ParseFamily("attn_fwd_sm80").value(), Family::kFwdSm80);
   EXPECT_EQ(ParseFamily("").value(), std::nullopt);
   const absl::Status status = ParseFamily("attn_fwd_sm81").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(status.message(),
-            "family = attn_fwd_sm81: must be one of attn_fwd_sm80, attn_fwd_simple");
+            "family = attn_fwd_sm81: must be one of attn_fwd_sm80, attn_fwd_simple, attn_combine");
 }
 
 TEST(KernelPlanTest, RefusesTextsThatNoPlanPrints) {

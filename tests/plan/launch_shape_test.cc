@@ -73,5 +73,46 @@ TEST(LaunchShapeTest, GridsBeyondTheLimitAreCut) {
   EXPECT_EQ(ComputeLaunchShape(Plan(), Spec(1 << 30), Args(INT64_MAX, INT64_MAX)).grid, 2147483647);
 }
 
+KernelPlan SplitPlan() {
+  KernelPlan plan = Plan();
+  plan.family = Family::kFwdSm80;
+  plan.split = true;
+  plan.slots = 264;
+  plan.after = {{.family = Family::kCombine, .target = "sm_90a", .block_m = 4, .warps = 4}};
+  return plan;
+}
+
+TEST(PlanCallTest, CutsTheKeysWhereTilesDoNotFillTheBoard) {
+  AttentionSpec spec = Spec(5);
+  spec.dim_v = 40;
+  AttentionArgs args = Args(2, 33);
+  args.seqlen_kv = 8192;
+  const CallPlan call = PlanCall(SplitPlan(), spec, args);
+  EXPECT_EQ(call.parts, 264 / (2 * 5 * 2));
+  EXPECT_EQ(call.offset(Region::kPartialO), 0);
+  EXPECT_EQ(call.offset(Region::kPartialLse) % 256, 0);
+  EXPECT_GE(call.offset(Region::kPartialLse), call.parts * 2 * 5 * 33 * 40 * 4);
+  EXPECT_GE(call.workspace_bytes, call.offset(Region::kPartialLse) + call.parts * 2 * 5 * 33 * 4);
+  const std::vector<KernelPlan> kernels = SplitPlan().Kernels();
+  EXPECT_EQ(ComputeLaunchShape(kernels[0], spec, args, call).grid, 2 * 5 * 2 * call.parts);
+  EXPECT_EQ(ComputeLaunchShape(kernels[1], spec, args, call).grid, 2 * 5 * 9);
+}
+
+TEST(PlanCallTest, OnePartNeedsNeitherWorkspaceNorASecondKernel) {
+  const auto expect_whole = [](const KernelPlan& plan, const AttentionArgs& args) {
+    const CallPlan call = PlanCall(plan, Spec(5), args);
+    EXPECT_EQ(call.parts, 1);
+    EXPECT_EQ(call.workspace_bytes, 0);
+    EXPECT_EQ(ComputeLaunchShape(SplitPlan().after[0], Spec(5), args, call).grid, 0u);
+  };
+  AttentionArgs args = Args(2, 33);
+  args.seqlen_kv = 8192;
+  expect_whole(Plan(), args);                     // a plan without parts
+  expect_whole(SplitPlan(), Args(2, 33));         // 100 keys
+  expect_whole(SplitPlan(), Args(2, 33 * 1000));  // tiles enough
+  args.batch = 0;
+  expect_whole(SplitPlan(), args);
+}
+
 }  // namespace
 }  // namespace tilewright::plan

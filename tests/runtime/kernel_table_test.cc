@@ -40,7 +40,7 @@ TEST(KernelTableTest, FindsWhatWasInsertedUnderItsContext) {
   const auto state = SomeState();
   const auto kernel = SomeKernel();
   EXPECT_EQ(table.Find(SpecNumber(1)), nullptr);
-  EXPECT_EQ(table.Insert(SpecNumber(1), state, KernelNumber(1), kernel), 0);
+  EXPECT_EQ(table.Insert(SpecNumber(1), state, {{KernelNumber(1), kernel}}), 0);
   EXPECT_EQ(table.Find(SpecNumber(1)), state);
   EXPECT_EQ(table.FindKernel(KernelNumber(1)), kernel);
   EXPECT_EQ(table.Find(SpecNumber(2)), nullptr);
@@ -54,10 +54,10 @@ TEST(KernelTableTest, FindsWhatWasInsertedUnderItsContext) {
 TEST(KernelTableTest, AKernelTakesItsSpecsWithIt) {
   KernelTable table({.kernels = 2, .specs = 100});
   const auto shared = SomeKernel();
-  table.Insert(SpecNumber(1), SomeState(), KernelNumber(1), shared);
-  table.Insert(SpecNumber(2), SomeState(), KernelNumber(1), shared);
-  table.Insert(SpecNumber(3), SomeState(), KernelNumber(2), SomeKernel());
-  EXPECT_EQ(table.Insert(SpecNumber(4), SomeState(), KernelNumber(3), SomeKernel()), 1);
+  table.Insert(SpecNumber(1), SomeState(), {{KernelNumber(1), shared}});
+  table.Insert(SpecNumber(2), SomeState(), {{KernelNumber(1), shared}});
+  table.Insert(SpecNumber(3), SomeState(), {{KernelNumber(2), SomeKernel()}});
+  EXPECT_EQ(table.Insert(SpecNumber(4), SomeState(), {{KernelNumber(3), SomeKernel()}}), 1);
   EXPECT_EQ(table.num_kernels(), 2u);
   EXPECT_EQ(table.num_specs(), 2u);
   EXPECT_EQ(table.Find(SpecNumber(1)), nullptr);
@@ -67,10 +67,10 @@ TEST(KernelTableTest, AKernelTakesItsSpecsWithIt) {
 
 TEST(KernelTableTest, AHitOnAnySpecKeepsTheKernel) {
   KernelTable table({.kernels = 2, .specs = 100});
-  table.Insert(SpecNumber(1), SomeState(), KernelNumber(1), SomeKernel());
-  table.Insert(SpecNumber(2), SomeState(), KernelNumber(2), SomeKernel());
+  table.Insert(SpecNumber(1), SomeState(), {{KernelNumber(1), SomeKernel()}});
+  table.Insert(SpecNumber(2), SomeState(), {{KernelNumber(2), SomeKernel()}});
   ASSERT_NE(table.Find(SpecNumber(1)), nullptr);
-  table.Insert(SpecNumber(3), SomeState(), KernelNumber(3), SomeKernel());
+  table.Insert(SpecNumber(3), SomeState(), {{KernelNumber(3), SomeKernel()}});
   EXPECT_NE(table.Find(SpecNumber(1)), nullptr);
   EXPECT_EQ(table.Find(SpecNumber(2)), nullptr);
 }
@@ -79,7 +79,7 @@ TEST(KernelTableTest, SpecsAreBoundedToo) {
   KernelTable table({.kernels = 10, .specs = 3});
   const auto kernel = SomeKernel();
   for (int n = 1; n <= 5; ++n) {
-    EXPECT_EQ(table.Insert(SpecNumber(n), SomeState(), KernelNumber(1), kernel), 0);
+    EXPECT_EQ(table.Insert(SpecNumber(n), SomeState(), {{KernelNumber(1), kernel}}), 0);
     ASSERT_NE(table.Find(SpecNumber(1)), nullptr);  // in use all the time
   }
   EXPECT_EQ(table.num_specs(), 3u);
@@ -93,8 +93,8 @@ TEST(KernelTableTest, ReplacesWhatIsThere) {
   KernelTable table({});
   const auto first = SomeState();
   const auto second = SomeState();
-  table.Insert(SpecNumber(1), first, KernelNumber(1), SomeKernel());
-  EXPECT_EQ(table.Insert(SpecNumber(1), second, KernelNumber(1), SomeKernel()), 0);
+  table.Insert(SpecNumber(1), first, {{KernelNumber(1), SomeKernel()}});
+  EXPECT_EQ(table.Insert(SpecNumber(1), second, {{KernelNumber(1), SomeKernel()}}), 0);
   EXPECT_EQ(table.Find(SpecNumber(1)), second);
   EXPECT_EQ(first.use_count(), 1);
   EXPECT_EQ(table.num_kernels(), 1u);
@@ -103,7 +103,7 @@ TEST(KernelTableTest, ReplacesWhatIsThere) {
 TEST(KernelTableTest, SpecsWithoutAKernelAreKept) {
   KernelTable table({.kernels = 1, .specs = 2});
   for (int n = 1; n <= 3; ++n) {
-    EXPECT_EQ(table.Insert(SpecNumber(n), SomeState(), KernelKey(), nullptr), 0);
+    EXPECT_EQ(table.Insert(SpecNumber(n), SomeState(), {}), 0);
   }
   EXPECT_EQ(table.num_kernels(), 0u);
   EXPECT_EQ(table.num_specs(), 2u);
@@ -127,8 +127,8 @@ TEST(KernelTableTest, ReadersAndWritersMeet) {
     auto state = std::make_shared<PreparedAttention::State>();
     state->pid = getpid();
     state->spec.seqlen_kv = n;
-    table.Insert(SpecNumber(n), std::move(state), KernelNumber(static_cast<int>(n % 6)),
-                 SomeKernel());
+    table.Insert(SpecNumber(n), std::move(state),
+                 {{KernelNumber(static_cast<int>(n % 6)), SomeKernel()}});
   }
   stop = true;
   for (std::thread& reader : readers) reader.join();

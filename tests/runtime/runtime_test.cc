@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "abi/attn_fwd_params.h"
+#include "abi/policy_args.h"
 #include "base/env.h"
 #include "cache/open_store.h"
 #include "compile/nvrtc_compiler.h"
@@ -147,7 +148,7 @@ TEST_F(RuntimeTest, SpecsThatDifferInLengthsShareAKernel) {
   const auto second = runtime->Prepare(longer);
   ASSERT_TRUE(first.ok() && second.ok());
   EXPECT_NE(first->state(), second->state());
-  EXPECT_EQ(first->state()->kernel, second->state()->kernel);
+  EXPECT_EQ(first->state()->kernels[0].resident, second->state()->kernels[0].resident);
   EXPECT_EQ(runtime->counters().loads, 1);
   EXPECT_EQ(driver_.loaded_libraries(), 1);
 }
@@ -211,7 +212,7 @@ TEST_F(RuntimeTest, AThreadWithoutAContextGetsThePrimaryOne) {
     EXPECT_TRUE(driver_.context_stack().empty());  // and it is not made current
     CUcontext primary = nullptr;
     driver_.api().cuDevicePrimaryCtxRetain(&primary, 0);
-    EXPECT_EQ(prepared->state()->kernel->loaded->context(), primary);
+    EXPECT_EQ(prepared->state()->kernels[0].resident->loaded->context(), primary);
   }).join();
 }
 
@@ -368,6 +369,61 @@ TEST_F(RuntimeTest, RunLaunchesOnTheStreamWithThePackedArguments) {
   EXPECT_EQ(core.o, args.o.data);
   EXPECT_EQ(core.batch, 3);
   EXPECT_EQ(core.seqlen_q, 100);
+}
+
+// One query row of few heads over many keys: cut into parts, merged by a second kernel.
+AttentionSpec SplitSpec() {
+  AttentionSpec spec = SmallSpec();
+  spec.seqlen_q = 40;
+  spec.seqlen_kv = 4096;
+  return spec;
+}
+
+TEST_F(RuntimeTest, APlanOfTwoKernelsLaunchesBothOnTheSameWorkspace) {
+  RuntimeOptions options = TestOptions();
+  options.family = "attn_fwd_sm80";
+  const auto runtime = Make(options);
+  const AttentionSpec spec = SplitSpec();
+  const auto prepared = runtime->Prepare(spec);
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  const auto& kernels = prepared->state()->kernels;
+  ASSERT_EQ(kernels.size(), 2u);
+  EXPECT_THAT(prepared->Explain(), HasSubstr(" + attn_combine"));
+  EXPECT_EQ(runtime->counters().loads, 2);
+
+  AttentionArgs args = DenseArgs(spec);
+  const absl::StatusOr<size_t> bytes = prepared->workspace_bytes(args);
+  ASSERT_TRUE(bytes.ok());
+  EXPECT_GT(*bytes, 0u);
+  EXPECT_THAT(Text(runtime->Run(*prepared, args, nullptr)), HasSubstr("workspace = null"));
+  EXPECT_TRUE(driver_.launches().empty());
+
+  args.workspace = FakePointer<void>(1 << 20);
+  driver_.set_params_bytes(static_cast<size_t>(kernels[1].layout.size));
+  ASSERT_GE(kernels[0].layout.size, kernels[1].layout.size);
+  ASSERT_TRUE(runtime->Run(*prepared, args, nullptr).ok());
+  const std::vector<device::FakeLaunch> launches = driver_.launches();
+  ASSERT_EQ(launches.size(), 2u);
+  EXPECT_THAT(launches[0].kernel, HasSubstr("attn_fwd_sm80"));
+  EXPECT_THAT(launches[1].kernel, HasSubstr("attn_combine"));
+  const auto parts_of = [&](int n) {
+    abi::PartsArgs parts;
+    for (const emit::ParamSlot& slot : kernels[n].layout.slots) {
+      if (slot.kind != emit::ParamSlotKind::kParts) continue;
+      std::memcpy(&parts, launches[n].params.data() + slot.offset, sizeof(parts));
+    }
+    return parts;
+  };
+  EXPECT_GT(parts_of(0).parts, 1);
+  EXPECT_EQ(parts_of(1).parts, parts_of(0).parts);
+  EXPECT_EQ(parts_of(0).o, args.workspace);
+  EXPECT_EQ(parts_of(1).lse, parts_of(0).lse);
+
+  // Few keys at run time: the first kernel writes the result itself.
+  args.seqlen_kv = 100;
+  EXPECT_EQ(*prepared->workspace_bytes(args), 0u);
+  ASSERT_TRUE(runtime->Run(*prepared, args, nullptr).ok());
+  EXPECT_EQ(driver_.launches().size(), 3u);
 }
 
 TEST_F(RuntimeTest, RunCallsTheDriverTwiceAndNothingElse) {

@@ -65,14 +65,16 @@ class Jobs {
     const AttentionSpec spec = spec::Canonicalise(entry.spec);
     const absl::StatusOr<plan::Decision> decision = PlanFor(spec, target);
     ASSERT_TRUE(decision.ok()) << entry.name << ": " << decision.status();
-    absl::StatusOr<artifact::KernelSource> source = emit::EmitKernel(spec, decision->plan);
-    ASSERT_TRUE(source.ok()) << entry.name << ": " << source.status();
-    std::string identity = absl::StrCat(std::string(target), "\n", source->text);
-    for (const artifact::SourceFile& header : source->generated_headers) {
-      absl::StrAppend(&identity, "\n", header.name, "\n", header.text);
-    }
-    if (seen_.insert(std::move(identity)).second) {
-      jobs_.push_back({entry.name, std::string(target), *std::move(source)});
+    for (const plan::KernelPlan& kernel : decision->plan.Kernels()) {
+      absl::StatusOr<artifact::KernelSource> source = emit::EmitKernel(spec, kernel);
+      ASSERT_TRUE(source.ok()) << entry.name << ": " << source.status();
+      std::string identity = absl::StrCat(std::string(target), "\n", source->text);
+      for (const artifact::SourceFile& header : source->generated_headers) {
+        absl::StrAppend(&identity, "\n", header.name, "\n", header.text);
+      }
+      if (seen_.insert(std::move(identity)).second) {
+        jobs_.push_back({entry.name, std::string(target), *std::move(source)});
+      }
     }
   }
 
