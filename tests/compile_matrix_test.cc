@@ -79,8 +79,15 @@ constexpr std::string_view kScoreText =
     "return tanhf(score) * ids[b];\n";
 constexpr std::string_view kMaskText = "ids[i] == ids[j] || j < seqlen_kv - seqlen_q";
 
+// Problems that are cut into parts.
+constexpr std::string_view kSplitSpecs[] = {
+    "fwd bf16 b=1 h=1 s=64/8192 d=128 causal lse",
+    "fwd fp16 b=1 h=2 s=1/8192 d=72/33 varlen sinks",
+    "fwd bf16 b=1 h=2 s=256/8192 d=256 window=4095,0 softcap=20",
+};
+
 struct Case {
-  plan::Family family;
+  plan::Family family;  // a companion's: that kernel of the plan
   std::string spec;
   std::string target;
   std::string name() const {
@@ -121,9 +128,20 @@ void AddSm80Cases(std::vector<Case>& cases) {
   }
 }
 
+void AddSplitCases(std::vector<Case>& cases) {
+  for (std::string_view target : {"sm_80", "sm_90a"}) {
+    for (std::string_view spec : kSplitSpecs) {
+      for (const plan::Family family : {plan::Family::kFwdSm80, plan::Family::kCombine}) {
+        cases.push_back({family, std::string(spec), std::string(target)});
+      }
+    }
+  }
+}
+
 std::vector<Case> Matrix() {
   std::vector<Case> cases;
   AddSm80Cases(cases);
+  AddSplitCases(cases);
   const auto add = [&](std::string_view feature, std::string_view dims, std::string_view target) {
     cases.push_back({plan::Family::kFwdSimple, SpecText(feature, dims), std::string(target)});
   };
@@ -165,18 +183,23 @@ absl::StatusOr<Compiled> CompileSpec(const AttentionSpec& spec, std::string_view
   TILEWRIGHT_ASSIGN_OR_RETURN(const arch::ArchTraits traits, arch::FindArchTraits(target));
   TILEWRIGHT_ASSIGN_OR_RETURN(const arch::BoardProfile board,
                               arch::DefaultBoardProfile(traits.target));
+  // The only family of these tests whose plans have companions.
+  const plan::Family main = plan::IsCompanion(family) ? plan::Family::kFwdSm80 : family;
   TILEWRIGHT_ASSIGN_OR_RETURN(
       const plan::Decision decision,
-      plan::Best({.spec = spec, .traits = traits, .board = board, .family = family}));
-  TILEWRIGHT_ASSIGN_OR_RETURN(const artifact::KernelSource source,
-                              emit::EmitKernel(spec, decision.plan));
+      plan::Best({.spec = spec, .traits = traits, .board = board, .family = main}));
+  const std::vector<plan::KernelPlan> kernels = decision.plan.Kernels();
+  const auto kernel = std::find_if(kernels.begin(), kernels.end(),
+                                   [&](const auto& each) { return each.family == family; });
+  if (kernel == kernels.end()) return absl::NotFoundError(decision.plan.ToString());
+  TILEWRIGHT_ASSIGN_OR_RETURN(const artifact::KernelSource source, emit::EmitKernel(spec, *kernel));
   TILEWRIGHT_ASSIGN_OR_RETURN(
       artifact::KernelBinary binary,
       Compiler().Compile({.source = source,
                           .bundle = emit::EmbeddedTemplates().files,
-                          .target = decision.plan.target,
-                          .options = compile::CompileOptions(decision.plan.target, false)}));
-  return Compiled{.binary = std::move(binary), .smem_bytes = decision.plan.smem_bytes};
+                          .target = kernel->target,
+                          .options = compile::CompileOptions(kernel->target, false)}));
+  return Compiled{.binary = std::move(binary), .smem_bytes = kernel->smem_bytes};
 }
 
 absl::StatusOr<Compiled> CompileCase(const Case& c) {

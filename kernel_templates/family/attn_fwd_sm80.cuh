@@ -38,6 +38,7 @@
 #include "policy/kv_rows.cuh"
 #include "policy/lse.cuh"
 #include "policy/mask_chain.cuh"
+#include "policy/parts.cuh"
 #include "policy/scale.cuh"
 #include "policy/score_chain.cuh"
 #include "policy/sink.cuh"
@@ -162,9 +163,10 @@ struct KeyLoop {
 // complete.
 template <class Config, class Params>
 __device__ __forceinline__ void WalkKeys(Core<Config>& core, SharedStorage<Config>& shared,
-                                         const Problem& problem, i64 q_begin, i64 q_end,
+                                         const Problem& problem, i64 q_begin, i64 q_end, i64 part,
                                          bool careful, const Params& params) {
-  const BlockRange range = Config::Mask::NBlocks(problem, q_begin, q_end, Config::kBlockN, params);
+  BlockRange range = Config::Mask::NBlocks(problem, q_begin, q_end, Config::kBlockN, params);
+  if constexpr (Config::kSplit) range = PartOf(range, part, params.parts.parts);
   KeyLoop<Config, Params> loop = {
       .core = core,
       .shared = shared,
@@ -208,7 +210,7 @@ __device__ __forceinline__ void WalkKeys(Core<Config>& core, SharedStorage<Confi
 
 template <class Config, class Params>
 __device__ __forceinline__ void AttendTile(SharedStorage<Config>& shared, const Problem& problem,
-                                           i64 q_begin, const Params& params) {
+                                           i64 q_begin, i64 part, const Params& params) {
   using Element = typename Config::Element;
   const abi::TensorStrides& strides = params.core.q_strides;
   const i64 q_end = Min(q_begin + Config::kBlockM, problem.seqlen_q);
@@ -225,11 +227,17 @@ __device__ __forceinline__ void AttendTile(SharedStorage<Config>& shared, const 
     // Also when no key follows: O is written where these copies land.
     ptx::cp_async_commit_group();
     core.Start();
-    WalkKeys<Config>(core, shared, problem, q_begin, q_end, careful, params);
+    WalkKeys<Config>(core, shared, problem, q_begin, q_end, part, careful, params);
     if (careful || !__syncthreads_or(core.NonFinite())) break;
   }
   ptx::cp_async_wait_group<0>();
   __syncthreads();
+  if constexpr (Config::kSplit) {
+    if (params.parts.parts > 1) {
+      core.StorePart(problem, q_begin, part, params);
+      return;
+    }
+  }
   core.Store(problem, q_begin, params);
 }
 
@@ -243,11 +251,12 @@ __device__ __forceinline__ void Run(const Params& params) {
   static_assert(Config::kBlockN % 16 == 0);
   extern __shared__ __align__(16) u8 shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
-  WalkTiles<Config>(params, [&](const Problem& problem, i64 q_begin) {
+  const i64 parts = NumParts<Config>(params);
+  WalkTilesInParts<Config>(params, parts, [&](const Problem& problem, i64 q_begin, i64 part) {
     __syncthreads();
     if (threadIdx.x == 0) shared.problem = problem;
     __syncthreads();
-    AttendTile<Config>(shared, shared.problem, q_begin, params);
+    AttendTile<Config>(shared, shared.problem, q_begin, part, params);
   });
 }
 

@@ -14,6 +14,7 @@
 #include "core/problem.cuh"
 #include "core/types.cuh"
 #include "mma/half_products.cuh"
+#include "mma/part_rows.cuh"
 #include "mma/score_tile.cuh"
 #include "mma/tile_copy.cuh"
 #include "policy/dropout.cuh"
@@ -141,6 +142,13 @@ struct HalfCore {
     __syncwarp();
     StoreTileOfRows<Config>(&shared.qo[first_row][0], Shared::kPitchQo, q_begin + first_row,
                             Config::kRowsPerWarp, problem, params);
+  }
+
+  // The same for a part of the keys, for attn_combine to merge.
+  template <class Params>
+  __device__ __forceinline__ void StorePart(const Problem& problem, i64 q_begin, i64 part,
+                                            const Params& params) {
+    StorePartRows<Config::kHeadDimV>(o, softmax, problem, q_begin + FirstRow(), part, params.parts);
   }
 };
 

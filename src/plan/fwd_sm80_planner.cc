@@ -105,7 +105,7 @@ int64_t ResidentBlocks(const arch::ArchTraits& traits, const KernelPlan& plan,
 // has none.
 void OfferParts(const PlanRequest& request, int64_t resident, KernelPlan& plan) {
   const AttentionSpec& spec = request.spec;
-  constexpr int64_t kMinKeys = 512;
+  constexpr int64_t kMinKeys = 1024;
   const int64_t slots = std::max(request.board.num_sms, 1) * resident;
   const double tiles = static_cast<double>(spec.batch) * static_cast<double>(spec.heads_q) *
                        static_cast<double>(CeilDiv(spec.seqlen_q, plan.block_m));

@@ -15,6 +15,7 @@
 #include "arch/arch_traits.h"
 #include "arch/board_profile.h"
 #include "base/status_macros.h"
+#include "emit/code_spec.h"
 #include "emit/emit_kernel.h"
 #include "emit/param_layout.h"
 #include "plan/launch_shape.h"
@@ -210,6 +211,10 @@ std::vector<Scenario> Scenarios() {
       {"fwd bf16 b=1 h=1 s=40/70 d=256 causal lse"},
       {"fwd fp16 b=1 h=1 s=3/5 d=1/7 lse"},
       {"fwd bf16 b=1 h=1 s=33/0 d=16 lse sinks"},
+      // Cut into parts, of which the mask or the lengths leave some rows none.
+      {"fwd bf16 b=1 h=2/1 s=3/1100 d=32/40 lse"},
+      {"fwd fp16 b=1 h=1 s=20/1100 d=16/250 causal=top_left lse sinks empty_lse=+inf"},
+      {"fwd bf16 b=3 h=2/1 s=5/800 d=16 varlen layout=thd lse lse_base=2", {5, 0, 2}, {700, 3, 0}},
   };
   all.insert(all.end(), halves.begin(), halves.end());
   // Documents of 16 keys and a rule of distance, once in CUDA, once in C++.
@@ -321,7 +326,8 @@ void ExpectClose(const HostCase& c, const reference::Options& options, const Out
 }
 
 // Memory that a kernel of this problem may touch.
-std::vector<cuda_on_host::MemoryRange> MemoryOf(const HostCase& c, Outputs& outputs) {
+std::vector<cuda_on_host::MemoryRange> MemoryOf(const HostCase& c, Outputs& outputs,
+                                                std::vector<std::byte>& workspace) {
   std::vector<cuda_on_host::MemoryRange> memory;
   const auto input = [&memory](std::string name, const void* data, size_t bytes) {
     if (bytes != 0) memory.push_back({data, bytes, false, std::move(name)});
@@ -347,6 +353,9 @@ std::vector<cuda_on_host::MemoryRange> MemoryOf(const HostCase& c, Outputs& outp
   numbers("seqused_kv", c.seqused_kv);
   numbers("page_table", c.page_table);
   memory.push_back({outputs.o.data(), outputs.o.size(), true, "o"});
+  if (!workspace.empty()) {
+    memory.push_back({workspace.data(), workspace.size(), true, "workspace"});
+  }
   if (c.spec.lse) {
     memory.push_back({outputs.lse.data(), outputs.lse.size() * sizeof(float), true, "lse"});
   }
@@ -363,11 +372,11 @@ void PrintTo(const Emulation& emulation, std::ostream* out) {
   *out << plan::FamilyName(emulation.family) << " " << emulation.scenario.spec;
 }
 
-// A scenario's spec, plan and text.
+// A scenario's spec, plan and the texts of the plan's kernels.
 struct Prepared {
   AttentionSpec spec;
   plan::KernelPlan plan;
-  artifact::KernelSource source;
+  std::vector<artifact::KernelSource> sources;
 };
 
 absl::StatusOr<Prepared> Prepare(const Emulation& emulation) {
@@ -387,7 +396,10 @@ absl::StatusOr<Prepared> Prepare(const Emulation& emulation) {
   // Others than the best one run here, and so that all kinds of them do.
   const std::vector<plan::KernelPlan>& plans = decision.candidates;
   prepared.plan = plans[std::hash<std::string>{}(scenario.spec) % plans.size()];
-  TILEWRIGHT_ASSIGN_OR_RETURN(prepared.source, emit::EmitKernel(prepared.spec, prepared.plan));
+  for (const plan::KernelPlan& kernel : prepared.plan.Kernels()) {
+    TILEWRIGHT_ASSIGN_OR_RETURN(prepared.sources.emplace_back(),
+                                emit::EmitKernel(prepared.spec, kernel));
+  }
   return prepared;
 }
 
@@ -402,23 +414,32 @@ TEST_P(EmulatedTest, AgreesWithTheReference) {
   const AttentionSpec& spec = prepared->spec;
   HostCase c(spec, 7, scenario.lengths_q, scenario.lengths_kv);
   if (scenario.change) scenario.change(c);
-  const emulated::Kernel kernel(prepared->source);
-  ASSERT_EQ(kernel.error(), "");
-
   Outputs outputs(c);
   AttentionArgs args = c.args;
   args.o = {outputs.o.data(), c.d_o_strides};
   args.lse = outputs.lse.data();
+  const plan::CallPlan call = plan::PlanCall(prepared->plan, spec, args);
+  // 256-byte aligned, and full of NaN.
+  std::vector<std::byte> workspace(call.workspace_bytes + 256, std::byte{0xff});
+  const auto misaligned = reinterpret_cast<uintptr_t>(workspace.data()) % 256;
+  args.workspace = workspace.data() + (256 - misaligned) % 256;
   ASSERT_TRUE(spec::ValidateArgs(spec, args).ok()) << spec::ValidateArgs(spec, args);
-  const emit::ParamLayout layout = emit::MakeParamLayout(spec);
-  alignas(8) std::byte params[kMaxParamBytes];
-  PackArgs(spec, layout, args, params);
-  const plan::LaunchShape shape = plan::ComputeLaunchShape(prepared->plan, spec, args);
-  // Half of the blocks: the others' tiles are reached by the stride of the grid.
-  const std::vector<std::string> faults =
-      kernel.Launch(params, layout.size, (shape.grid + 1) / 2, static_cast<int>(shape.block),
-                    /*cluster=*/1, shape.smem_bytes, MemoryOf(c, outputs));
-  EXPECT_THAT(faults, testing::IsEmpty());
+  const std::vector<plan::KernelPlan> kernels = prepared->plan.Kernels();
+  for (size_t n = 0; n < kernels.size(); ++n) {
+    const emulated::Kernel kernel(prepared->sources[n]);
+    ASSERT_EQ(kernel.error(), "");
+    const AttentionSpec kernel_spec = emit::SpecOfKernel(spec, kernels[n]);
+    const emit::ParamLayout layout = emit::MakeParamLayout(kernel_spec, kernels[n]);
+    alignas(8) std::byte params[kMaxParamBytes];
+    PackArgs(kernel_spec, layout, args, params, call);
+    const plan::LaunchShape shape = plan::ComputeLaunchShape(kernels[n], spec, args, call);
+    if (shape.grid == 0) continue;
+    // Half of the blocks: the others' tiles are reached by the stride of the grid.
+    const std::vector<std::string> faults =
+        kernel.Launch(params, layout.size, (shape.grid + 1) / 2, static_cast<int>(shape.block),
+                      /*cluster=*/1, shape.smem_bytes, MemoryOf(c, outputs, workspace));
+    EXPECT_THAT(faults, testing::IsEmpty());
+  }
   ExpectClose(c, {.callables = scenario.rules, .threads = 1}, outputs);
 }
 

@@ -57,6 +57,10 @@ constexpr Golden kGoldens[] = {
     {.file = "sm80_negative_scale_varlen",
      .spec = "fwd fp16 b=4 h=8/2 s=512 d=72 scale=-0.5 varlen lse",
      .plan = "attn_fwd_sm80 sm_80 m64n64 w4 r16 s1 smem=31744"},
+    {.file = "sm80_split_sinks",
+     .spec = "fwd bf16 b=1 h=2 s=64/8192 d=64 sinks lse",
+     .plan = "attn_fwd_sm80 sm_90a m64n64 w4 r16 s2 split slots=396 smem=46080 + "
+             "attn_combine sm_90a m4n0 w4 r0 smem=4"},
 };
 
 plan::KernelPlan PlanFor(const AttentionSpec& spec) {
@@ -85,11 +89,14 @@ std::string EmitGolden(const Golden& golden) {
     if (!given.ok()) return given.status().ToString();
     plan = *given;
   }
-  const absl::StatusOr<artifact::KernelSource> source = EmitKernel(spec, plan);
-  if (!source.ok()) return source.status().ToString();
-  std::string text = source->text;
-  for (const artifact::SourceFile& header : source->generated_headers) {
-    absl::StrAppend(&text, "\n// ==== ", header.name, "\n", header.text);
+  std::string text;
+  for (const plan::KernelPlan& kernel : plan.Kernels()) {
+    const absl::StatusOr<artifact::KernelSource> source = EmitKernel(spec, kernel);
+    if (!source.ok()) return source.status().ToString();
+    absl::StrAppend(&text, text.empty() ? "" : "\n// ==== the next kernel\n", source->text);
+    for (const artifact::SourceFile& header : source->generated_headers) {
+      absl::StrAppend(&text, "\n// ==== ", header.name, "\n", header.text);
+    }
   }
   return text;
 }

@@ -1,0 +1,42 @@
+// The rows of a part of the keys (policy/parts.cuh) from the m16n8 accumulators of a warp.
+#ifndef TILEWRIGHT_MMA_PART_ROWS_CUH_
+#define TILEWRIGHT_MMA_PART_ROWS_CUH_
+
+#include "mma/score_tile.cuh"
+#include "policy/parts.cuh"
+
+namespace tilewright {
+
+// Writes O normalised within the part, fp32, and its LSE; of a row that saw no key the LSE only.
+// `row_begin` is the warp's first row.
+template <int kColumns, int kMTiles, int kVTiles>
+__device__ __forceinline__ void StorePartRows(const float (&o)[kMTiles][kVTiles][4],
+                                              const SoftmaxState<kMTiles>& softmax,
+                                              const Problem& problem, i64 row_begin, i64 part,
+                                              const abi::PartsArgs& parts) {
+#pragma unroll
+  for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const SoftmaxEnd end =
+          FinishRow(softmax.reference[m][r], QuadSum(softmax.sum[m][r]), -Infinity());
+      const i64 i = row_begin + RowOf(m, 2 * r);
+      if (i >= problem.seqlen_q) continue;
+      const PartRow row = PartRowAt(problem, i, part, parts);
+      if (threadIdx.x % 4 == 0) *row.lse = end.lse;
+      if (end.empty) continue;
+#pragma unroll
+      for (int n = 0; n < kVTiles; ++n) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const int column = ColumnOf(n, c);
+          if (column < kColumns) row.o[column] = o[m][n][2 * r + c] * end.o_scale;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_MMA_PART_ROWS_CUH_
