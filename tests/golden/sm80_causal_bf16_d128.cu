@@ -34,6 +34,7 @@ struct Config {
   static constexpr int kStages = 2;
   static constexpr bool kPeeled = true;
   static constexpr bool kQInRegisters = false;
+  static constexpr bool kSplit = false;
   // policies
   using Lengths = LengthsUniform;
   using KvRows = KvRowsDense;

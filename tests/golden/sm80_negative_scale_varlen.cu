@@ -36,6 +36,7 @@ struct Config {
   static constexpr int kStages = 1;
   static constexpr bool kPeeled = false;
   static constexpr bool kQInRegisters = false;
+  static constexpr bool kSplit = false;
   // policies
   using Lengths = LengthsVarlen;
   using KvRows = KvRowsDense;
