@@ -14,16 +14,23 @@ TILEWRIGHT_HOST_DEVICE constexpr int RoundUp(int a, int multiple) {
   return (a + multiple - 1) / multiple * multiple;
 }
 
-// The accurate functions, never the approximate instructions. (The compilers' builtins, because
+// The accurate functions, never the approximate instructions, for every type that a score policy is
+// compiled for. (The compilers' builtins, because
 // this folder includes no <cmath> and NVRTC has none.)
 #ifdef __CUDACC__
 TILEWRIGHT_HOST_DEVICE float Tanh(float x) { return tanhf(x); }
 TILEWRIGHT_HOST_DEVICE float Exp(float x) { return expf(x); }
 TILEWRIGHT_HOST_DEVICE float Log(float x) { return logf(x); }
+TILEWRIGHT_HOST_DEVICE double Tanh(double x) { return tanh(x); }
+TILEWRIGHT_HOST_DEVICE double Exp(double x) { return exp(x); }
+TILEWRIGHT_HOST_DEVICE double Log(double x) { return log(x); }
 #else
 TILEWRIGHT_HOST_DEVICE float Tanh(float x) { return __builtin_tanhf(x); }
 TILEWRIGHT_HOST_DEVICE float Exp(float x) { return __builtin_expf(x); }
 TILEWRIGHT_HOST_DEVICE float Log(float x) { return __builtin_logf(x); }
+TILEWRIGHT_HOST_DEVICE double Tanh(double x) { return __builtin_tanh(x); }
+TILEWRIGHT_HOST_DEVICE double Exp(double x) { return __builtin_exp(x); }
+TILEWRIGHT_HOST_DEVICE double Log(double x) { return __builtin_log(x); }
 #endif
 
 TILEWRIGHT_HOST_DEVICE constexpr float Infinity() { return __builtin_bit_cast(float, 0x7f800000u); }

@@ -14,10 +14,9 @@ struct SnippetRule {
   std::string name;
   // Adds the rule, its arrays and its scalars to a case whose sizes are set.
   std::function<void(SweepCase&)> apply;
-  bool scores = false;  // a score rule, else a mask rule
 };
 
-// Relative-position buckets, documents, prefix-LM, trees, neighbourhoods, dilation, chunks, ...
+// The rules of src/examples, and some that only a test has a use for.
 const std::vector<SnippetRule>& SnippetRules();
 
 }  // namespace tilewright::gpu_tests

@@ -530,13 +530,13 @@ void AddOutputs(Sweep& sweep) {
 void AddSnippets(Sweep& sweep) {
   for (const SnippetRule& rule : SnippetRules()) {
     SweepCase& one = sweep.Add(absl::StrCat("snippet_", rule.name), [&](auto& s) {
-      const bool square = rule.name == "documents" || rule.name == "neighbourhood" ||
-                          rule.name == "chunks" || rule.name == "prefix_lm";
+      const bool square = rule.name == "document_mask" || rule.name == "neighbourhood_mask" ||
+                          rule.name == "chunked_attention" || rule.name == "prefix_lm";
       if (square) SetLengths(s, 130, 130);
     });
     rule.apply(one);
-    one.sanitizer = rule.name == "t5_buckets" || rule.name == "tree" || rule.name == "documents" ||
-                    rule.name == "infinite_scores";
+    one.sanitizer = rule.name == "t5_buckets" || rule.name == "tree_mask" ||
+                    rule.name == "document_mask" || rule.name == "infinite_scores";
   }
   // A score and a mask rule together, over the built-in features.
   SweepCase& both = sweep.Add("snippet_score_and_mask", [](auto& s) {
@@ -544,7 +544,7 @@ void AddSnippets(Sweep& sweep) {
     SetLengths(s, 130, 130);
   });
   for (const SnippetRule& rule : SnippetRules()) {
-    if (rule.name == "t5_buckets" || rule.name == "chunks") rule.apply(both);
+    if (rule.name == "t5_buckets" || rule.name == "chunked_attention") rule.apply(both);
   }
 }
 
