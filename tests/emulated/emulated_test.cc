@@ -1,49 +1,27 @@
 // Runs emitted kernels without a GPU: the translation unit is compiled by the C++ compiler that
 // built this test, with cuda_on_host.h in CUDA's place, and launched on the bytes that the runtime
 // packs. The results are held against the fp64 reference.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "absl/status/statusor.h"
-#include "arch/arch_traits.h"
-#include "arch/board_profile.h"
-#include "base/status_macros.h"
-#include "emit/code_spec.h"
-#include "emit/emit_kernel.h"
-#include "emit/param_layout.h"
-#include "plan/launch_shape.h"
-#include "plan/planner.h"
-#include "reference/reference.h"
-#include "runtime/pack_args.h"
-#include "spec/canonical.h"
 #include "spec/validate.h"
-#include "tests/emulated/emulated_kernel.h"
-#include "tests/reference/host_case.h"
+#include "tests/emulated/emulated_case.h"
 
 namespace tilewright {
 namespace {
 
+using emulated::Emulation;
+using emulated::Scenario;
 using reference::HostCase;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
-struct Scenario {
-  std::string spec;
-  std::vector<int32_t> lengths_q = {};
-  std::vector<int32_t> lengths_kv = {};
-  std::function<void(HostCase&)> change = nullptr;  // of the random problem
-  std::string score_snippet = "";
-  std::string mask_snippet = "";
-  reference::Callables rules = {};  // what the snippets say
-};
 
 void SetLengths(HostCase& c, std::vector<int32_t> lengths) {
   c.seqused_kv = std::move(lengths);
@@ -234,228 +212,17 @@ std::vector<Scenario> Scenarios() {
   return all;
 }
 
-// ---- the comparison ---------------------------------------------------------------------------
-
-struct Outputs {
-  explicit Outputs(const HostCase& c)
-      : type(spec::OutType(c.spec)),
-        packed(c.args.cu_seqlens_q != nullptr),
-        rows(packed ? c.args.total_q : c.args.batch * c.args.seqlen_q),
-        // No kernel writes these bytes or this LSE.
-        o(SizeOfO(c) * spec::ElementBytes(type), std::byte{0x7f}),
-        lse(rows * c.spec.heads_q, 12345.f) {}
-
-  // Elements up to the last one, whatever the strides.
-  static int64_t SizeOfO(const HostCase& c) {
-    if (c.args.cu_seqlens_q == nullptr && c.spec.batch * c.spec.seqlen_q == 0) return 0;
-    if (c.args.cu_seqlens_q != nullptr && c.args.total_q == 0) return 0;
-    const bool packed = c.args.cu_seqlens_q != nullptr;
-    return HostCase::Offset(c.d_o_strides, packed ? 0 : c.spec.batch - 1,
-                            (packed ? c.args.total_q : c.spec.seqlen_q) - 1, c.spec.heads_q - 1,
-                            c.spec.dim_v - 1) +
-           1;
-  }
-
-  ElementType type;
-  bool packed;
-  int64_t rows;
-  std::vector<std::byte> o;
-  std::vector<float> lse;
-};
-
-// Relative error of `o` in the 2-norm, over finite elements of the reference.
-struct Error {
-  double squares = 0;
-  double reference = 0;
-  void Add(double value, double expected) {
-    squares += (value - expected) * (value - expected);
-    reference += expected * expected;
-  }
-  double relative() const { return reference == 0 ? squares : std::sqrt(squares / reference); }
-};
-
-void ExpectLse(double actual, double expected) {
-  if (std::isnan(expected)) {
-    EXPECT_TRUE(std::isnan(actual)) << actual;
-  } else if (std::isinf(expected)) {
-    EXPECT_EQ(actual, expected);
-  } else {
-    EXPECT_NEAR(actual, expected, std::max(5e-5, 1e-6 * std::abs(expected)));
-  }
+const std::vector<Emulation>& Emulations() {
+  static const auto* all = new std::vector<Emulation>(
+      emulated::Served(Scenarios(), {plan::Family::kFwdSimple, plan::Family::kFwdSm80}));
+  return *all;
 }
 
-void ExpectClose(const HostCase& c, const reference::Options& options, const Outputs& outputs) {
-  const std::vector<reference::Row> rows = reference::AllRows(c.spec, c.args);
-  const auto exact = reference::Forward(c.spec, c.args, rows, options);
-  const auto plain = reference::StraightforwardForward(c.spec, c.args, rows, options);
-  ASSERT_TRUE(exact.ok() && plain.ok()) << exact.status() << plain.status();
-  const int64_t dim = c.spec.dim_v, element_bytes = spec::ElementBytes(outputs.type);
-  Error error, plain_error;
-  std::vector<bool> is_output(outputs.o.size() / element_bytes, false);
-  for (size_t r = 0; r < rows.size(); ++r) {
-    const auto [b, h, i] = rows[r];
-    SCOPED_TRACE(testing::Message() << "b " << b << " h " << h << " i " << i);
-    const int64_t row = outputs.packed ? c.args.cu_seqlens_q[b] + i : i;
-    const int64_t batch = outputs.packed ? 0 : b;
-    for (int64_t d = 0; d < dim; ++d) {
-      const int64_t at = HostCase::Offset(c.d_o_strides, batch, row, h, d);
-      is_output[at] = true;
-      const double actual = reference::ToDouble(outputs.type, &outputs.o[at * element_bytes]);
-      const double expected = exact->o[r * dim + d];
-      ASSERT_EQ(std::isnan(actual), std::isnan(expected)) << "column " << d;
-      if (std::isfinite(expected)) {
-        error.Add(actual, expected);
-        plain_error.Add(plain->o[r * dim + d], expected);
-      } else if (!std::isnan(expected)) {
-        ASSERT_EQ(actual, expected) << "column " << d;
-      }
-    }
-    if (c.spec.lse) {
-      const int64_t length = outputs.packed ? c.args.total_q : c.spec.seqlen_q;
-      ExpectLse(outputs.lse[(batch * c.spec.heads_q + h) * length + row], exact->lse[r]);
-    }
-  }
-  for (size_t at = 0; at < is_output.size(); ++at) {
-    for (int64_t byte = 0; byte < element_bytes && !is_output[at]; ++byte) {
-      ASSERT_EQ(outputs.o[at * element_bytes + byte], std::byte{0x7f})
-          << "written between the rows of O, at element " << at;
-    }
-  }
-  const bool fp32 = c.spec.type == ElementType::kFp32 && outputs.type == ElementType::kFp32;
-  EXPECT_LE(error.relative(), fp32 ? 5e-6 : 1.5 * plain_error.relative());
-}
+class EmulatedTest : public testing::TestWithParam<size_t> {};
 
-// Memory that a kernel of this problem may touch.
-std::vector<cuda_on_host::MemoryRange> MemoryOf(const HostCase& c, Outputs& outputs,
-                                                std::vector<std::byte>& workspace) {
-  std::vector<cuda_on_host::MemoryRange> memory;
-  const auto input = [&memory](std::string name, const void* data, size_t bytes) {
-    if (bytes != 0) memory.push_back({data, bytes, false, std::move(name)});
-  };
-  const auto array = [&](std::string name, const reference::Array& values) {
-    input(std::move(name), values.data(), static_cast<size_t>(values.bytes()));
-  };
-  const auto numbers = [&](std::string name, const auto& values) {
-    input(std::move(name), values.data(), values.size() * sizeof(values[0]));
-  };
-  array("q", c.q);
-  array("k", c.k);
-  array("v", c.v);
-  for (const reference::Array& term : c.bias) array("a bias term", term);
-  numbers("sinks", c.sinks);
-  numbers("alibi_slopes", c.slopes);
-  numbers("q_scale", c.q_scale);
-  numbers("k_scale", c.k_scale);
-  numbers("v_scale", c.v_scale);
-  numbers("block_mask", c.block_mask);
-  numbers("cu_seqlens_q", c.cu_seqlens_q);
-  numbers("cu_seqlens_kv", c.cu_seqlens_kv);
-  numbers("seqused_kv", c.seqused_kv);
-  numbers("page_table", c.page_table);
-  memory.push_back({outputs.o.data(), outputs.o.size(), true, "o"});
-  if (!workspace.empty()) {
-    memory.push_back({workspace.data(), workspace.size(), true, "workspace"});
-  }
-  if (c.spec.lse) {
-    memory.push_back({outputs.lse.data(), outputs.lse.size() * sizeof(float), true, "lse"});
-  }
-  return memory;
-}
+TEST_P(EmulatedTest, AgreesWithTheReference) { emulated::CheckEmulation(Emulations(), GetParam()); }
 
-// A scenario as one family computes it.
-struct Emulation {
-  Scenario scenario;
-  plan::Family family;
-};
-
-void PrintTo(const Emulation& emulation, std::ostream* out) {
-  *out << plan::FamilyName(emulation.family) << " " << emulation.scenario.spec;
-}
-
-// A scenario's spec, plan and the texts of the plan's kernels.
-struct Prepared {
-  AttentionSpec spec;
-  plan::KernelPlan plan;
-  std::vector<artifact::KernelSource> sources;
-};
-
-absl::StatusOr<Prepared> Prepare(const Emulation& emulation) {
-  const Scenario& scenario = emulation.scenario;
-  Prepared prepared;
-  TILEWRIGHT_ASSIGN_OR_RETURN(
-      const AttentionSpec parsed, spec::ParseSpec(scenario.spec, [&](std::string_view file) {
-        return file == "score" ? scenario.score_snippet : scenario.mask_snippet;
-      }));
-  prepared.spec = spec::Canonicalise(parsed);
-  TILEWRIGHT_ASSIGN_OR_RETURN(const arch::ArchTraits traits, arch::FindArchTraits("sm_90a"));
-  TILEWRIGHT_ASSIGN_OR_RETURN(const arch::BoardProfile board, arch::DefaultBoardProfile("sm_90a"));
-  TILEWRIGHT_ASSIGN_OR_RETURN(
-      const plan::Decision decision,
-      plan::Best(
-          {.spec = prepared.spec, .traits = traits, .board = board, .family = emulation.family}));
-  // Others than the best one run here, and so that all kinds of them do.
-  const std::vector<plan::KernelPlan>& plans = decision.candidates;
-  prepared.plan = plans[std::hash<std::string>{}(scenario.spec) % plans.size()];
-  for (const plan::KernelPlan& kernel : prepared.plan.Kernels()) {
-    TILEWRIGHT_ASSIGN_OR_RETURN(prepared.sources.emplace_back(),
-                                emit::EmitKernel(prepared.spec, kernel));
-  }
-  return prepared;
-}
-
-class EmulatedTest : public testing::TestWithParam<Emulation> {};
-
-TEST_P(EmulatedTest, AgreesWithTheReference) {
-  const Scenario& scenario = GetParam().scenario;
-  SCOPED_TRACE(scenario.spec);
-  const auto prepared = Prepare(GetParam());
-  ASSERT_TRUE(prepared.ok()) << prepared.status();
-  SCOPED_TRACE(prepared->plan.ToString());
-  const AttentionSpec& spec = prepared->spec;
-  HostCase c(spec, 7, scenario.lengths_q, scenario.lengths_kv);
-  if (scenario.change) scenario.change(c);
-  Outputs outputs(c);
-  AttentionArgs args = c.args;
-  args.o = {outputs.o.data(), c.d_o_strides};
-  args.lse = outputs.lse.data();
-  const plan::CallPlan call = plan::PlanCall(prepared->plan, spec, args);
-  // 256-byte aligned, and full of NaN.
-  std::vector<std::byte> workspace(call.workspace_bytes + 256, std::byte{0xff});
-  const auto misaligned = reinterpret_cast<uintptr_t>(workspace.data()) % 256;
-  args.workspace = workspace.data() + (256 - misaligned) % 256;
-  ASSERT_TRUE(spec::ValidateArgs(spec, args).ok()) << spec::ValidateArgs(spec, args);
-  const std::vector<plan::KernelPlan> kernels = prepared->plan.Kernels();
-  for (size_t n = 0; n < kernels.size(); ++n) {
-    const emulated::Kernel kernel(prepared->sources[n]);
-    ASSERT_EQ(kernel.error(), "");
-    const AttentionSpec kernel_spec = emit::SpecOfKernel(spec, kernels[n]);
-    const emit::ParamLayout layout = emit::MakeParamLayout(kernel_spec, kernels[n]);
-    alignas(8) std::byte params[kMaxParamBytes];
-    PackArgs(kernel_spec, layout, args, params, call);
-    const plan::LaunchShape shape = plan::ComputeLaunchShape(kernels[n], spec, args, call);
-    if (shape.grid == 0) continue;
-    // Half of the blocks: the others' tiles are reached by the stride of the grid.
-    const std::vector<std::string> faults =
-        kernel.Launch(params, layout.size, (shape.grid + 1) / 2, static_cast<int>(shape.block),
-                      /*cluster=*/1, shape.smem_bytes, MemoryOf(c, outputs, workspace));
-    EXPECT_THAT(faults, testing::IsEmpty());
-  }
-  ExpectClose(c, {.callables = scenario.rules, .threads = 1}, outputs);
-}
-
-std::vector<Emulation> Emulations() {
-  std::vector<Emulation> all;
-  for (const Scenario& scenario : Scenarios()) {
-    for (const plan::Family family : {plan::Family::kFwdSimple, plan::Family::kFwdSm80}) {
-      const Emulation emulation = {scenario, family};
-      const auto prepared = Prepare(emulation);
-      if (prepared.ok() || !absl::IsUnimplemented(prepared.status())) all.push_back(emulation);
-    }
-  }
-  return all;
-}
-
-INSTANTIATE_TEST_SUITE_P(All, EmulatedTest, testing::ValuesIn(Emulations()));
+INSTANTIATE_TEST_SUITE_P(All, EmulatedTest, testing::Range(size_t{0}, Emulations().size()));
 
 }  // namespace
 }  // namespace tilewright
