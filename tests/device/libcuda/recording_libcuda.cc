@@ -64,6 +64,10 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   return Driver().api().cuDevicePrimaryCtxRetain(context, device);
 }
 
+CUresult cuCtxGetCurrent(CUcontext* context) { return Driver().api().cuCtxGetCurrent(context); }
+
+CUresult cuStreamSynchronize(CUstream stream) { return Driver().api().cuStreamSynchronize(stream); }
+
 CUresult cuCtxSetCurrent(CUcontext context) { return Driver().api().cuCtxSetCurrent(context); }
 
 CUresult cuMemAlloc(CUdeviceptr* memory, size_t bytes) {

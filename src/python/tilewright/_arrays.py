@@ -1,0 +1,114 @@
+"""Arrays of any library as pointer, type, shape and strides, without a copy: DLPack, and PyTorch's directly."""
+
+import ctypes
+import dataclasses
+import sys
+
+from . import _c
+
+CUDA_DEVICES = (2, 13)  # kDLCUDA, kDLCUDAManaged
+
+# DLPack's (code, bits) of the element types.
+_TYPES = {
+    (2, 16): _c.FP16,
+    (4, 16): _c.BF16,
+    (2, 32): _c.FP32,
+    (10, 8): _c.FP8_E4M3,
+    (12, 8): _c.FP8_E5M2,
+    (0, 8): _c.INT8,
+    (6, 8): _c.BOOL,
+    (1, 8): _c.BOOL,
+    (0, 32): _c.INT32,
+}
+# Read by pointer only: 64-bit counters of dropout.
+INT64 = -2
+_TYPES[(0, 64)] = _TYPES[(1, 64)] = INT64
+
+
+@dataclasses.dataclass
+class Array:
+    """`keep` holds the memory alive. Strides are in elements."""
+
+    data: int
+    type: int
+    shape: tuple
+    strides: tuple
+    device: int
+    keep: object
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype = ctypes.c_void_p
+_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+def _dense_strides(shape):
+    strides = [1]
+    for extent in reversed(shape[1:]):
+        strides.append(strides[-1] * extent)
+    return tuple(reversed(strides)) if shape else ()
+
+
+def from_dlpack(name, array, stream):
+    """An object with __dlpack__. Its producer makes `stream` (an integer handle) wait for what it still computes."""
+    if not hasattr(array, "__dlpack__"):
+        raise TypeError(f"{name} is {type(array).__name__}: must be an array with __dlpack__ (PyTorch, CuPy, JAX, ...)")
+    device_type, device = array.__dlpack_device__()
+    if device_type not in CUDA_DEVICES:
+        raise _c.InvalidArgumentError(f"{name} lies on DLPack device type {int(device_type)}: must lie on a CUDA device")
+    # 1 is how DLPack writes the legacy default stream, whose handle is 0.
+    capsule = array.__dlpack__(stream=stream or 1)
+    tensor = ctypes.cast(_capsule_pointer(capsule, b"dltensor"), ctypes.POINTER(_DLTensor)).contents
+    kind = _TYPES.get((tensor.code, tensor.bits))
+    if kind is None or tensor.lanes != 1:
+        raise _c.InvalidArgumentError(
+            f"{name} has elements of DLPack type {tensor.code} with {tensor.bits} bits: must be one of"
+            f" {', '.join(_c.ELEMENT_NAMES)}"
+        )
+    shape = tuple(tensor.shape[: tensor.ndim])
+    strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else _dense_strides(shape)
+    # The capsule, while it lives, owns the exported memory.
+    return Array((tensor.data or 0) + tensor.byte_offset, kind, shape, strides, device, (capsule, array))
+
+
+_torch_types = None
+
+
+def from_torch(tensor):
+    """A torch.Tensor; much quicker than DLPack, and tensors that require a gradient are fine."""
+    global _torch_types
+    if _torch_types is None:
+        torch = sys.modules["torch"]
+        _torch_types = {
+            torch.float16: _c.FP16,
+            torch.bfloat16: _c.BF16,
+            torch.float32: _c.FP32,
+            torch.float8_e4m3fn: _c.FP8_E4M3,
+            torch.float8_e5m2: _c.FP8_E5M2,
+            torch.int8: _c.INT8,
+            torch.bool: _c.BOOL,
+            torch.uint8: _c.BOOL,
+            torch.int32: _c.INT32,
+            torch.int64: INT64,
+        }
+    kind = _torch_types.get(tensor.dtype)
+    if kind is None:
+        raise _c.InvalidArgumentError(
+            f"a tensor has elements of {tensor.dtype}: must be one of {', '.join(_c.ELEMENT_NAMES)}"
+        )
+    return Array(tensor.data_ptr(), kind, tuple(tensor.shape), tensor.stride(), tensor.get_device(), tensor)

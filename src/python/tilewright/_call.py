@@ -1,0 +1,353 @@
+"""From arrays and options to a prepared operation and its arguments."""
+
+import ctypes
+import dataclasses
+
+from . import _c
+from ._arrays import INT64
+from ._runtime import default_runtime
+
+_ORDERS = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}
+_LAYOUTS = {"bshd": _c.BSHD, "bhsd": _c.BHSD, "sbhd": _c.SBHD}
+MAX_CALLS = 2048  # combinations of shapes, strides and options that are remembered
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What AttentionSpec (tilewright/attention.h) says beside types and sizes; the same names and defaults."""
+
+    layout: str = "bshd"
+    causal: bool = False
+    align: str = "bottom_right"
+    window: tuple = (-1, -1)
+    scale: float = None
+    softcap: float = 0.0
+    softcap_before_bias: bool = False
+    dropout: float = 0.0
+    dropout_seed: int = 0
+    dropout_offset: int = 0
+    block_mask: tuple = (0, 0)
+    max_seqlen_q: int = 0
+    max_seqlen_kv: int = 0
+    score: str = None
+    mask_rule: str = None
+    scalars: tuple = ()
+    lse: bool = False
+    lse_base: str = "e"
+    empty_lse: str = "-inf"
+    allow_tf32: bool = False
+    batch_invariant: bool = False
+    exact: bool = False
+
+    def __post_init__(self):
+        for field, values in (
+            ("layout", tuple(_ORDERS)),
+            ("align", ("bottom_right", "top_left")),
+            ("lse_base", ("e", "2")),
+            ("empty_lse", ("-inf", "+inf")),
+        ):
+            if getattr(self, field) not in values:
+                raise _c.InvalidArgumentError(f"{field} = {getattr(self, field)!r}: must be one of {', '.join(values)}")
+
+
+def typical(length, exact=False):
+    """The length that a spec states for planning: lengths up to 64 as they are, others rounded up by at most an
+    eighth, so that sequences that grow token by token share their plans."""
+    if exact or length <= 64:
+        return length
+    step = 1 << (length.bit_length() - 4)
+    return -(-length // step) * step
+
+
+def _ordered(name, array, order):
+    """Shape and strides as (batch, sequence, head, dim)."""
+    if len(array.shape) != 4:
+        raise _c.InvalidArgumentError(f"{name} has shape {array.shape}: must have 4 dimensions")
+    return tuple(array.shape[n] for n in order), tuple(array.strides[n] for n in order)
+
+
+def _packed(name, array):
+    """A [tokens, heads, dim] array as a batch of one."""
+    if len(array.shape) != 3:
+        raise _c.InvalidArgumentError(f"{name} has shape {array.shape}: must be [tokens, heads, dim]")
+    return (1, *array.shape), (0, *array.strides)
+
+
+def _memory_order(shape, strides):
+    """The layout in which the array is dense, or None."""
+    for name, order in _ORDERS.items():
+        expected = 1
+        for n in reversed(order):
+            if shape[n] != 1 and strides[n] != expected:
+                break
+            expected *= shape[n]
+        else:
+            return name
+    return None
+
+
+def _dense_strides(order, shape):
+    strides, step = [0, 0, 0, 0], 1
+    for n in reversed(_ORDERS[order]):
+        strides[n] = step
+        step *= shape[n]
+    return tuple(strides)
+
+
+def _need(name, array, *types):
+    if array.type not in types:
+        raise _c.InvalidArgumentError(
+            f"{name} has elements of another type than {', '.join(_c.ELEMENT_NAMES[t] for t in types)}"
+        )
+
+
+def _extent(array, axis):
+    """1 for an axis that is broadcast, by its size or by a stride of 0."""
+    return 1 if array.strides[axis] == 0 else array.shape[axis]
+
+
+class Call:
+    """A prepared operation with the arguments that do not change between calls of equal shapes and strides."""
+
+    def __init__(self, runtime, options, arrays, terms, snippet_arrays, stream):
+        self._library = runtime._library
+        self.runtime = runtime
+        self.spec = self._library.new(_c.Spec, self._library.spec_init)
+        self.args = self._library.new(_c.Args, self._library.args_init)
+        self._kept = []  # what the spec points to
+        self._sizes(options, arrays)
+        self._options(options, arrays)
+        self._terms(options, terms)
+        self._optional(options, arrays)
+        self._snippets(options, snippet_arrays)
+        self.prepared = runtime.prepare_struct(self.spec, stream)
+        self.workspace_bytes = self.prepared.workspace_bytes(self.args)
+
+    def _sizes(self, options, arrays):
+        spec, args = self.spec, self.args
+        order = _ORDERS[options.layout]
+        q, k, v, o = (arrays[name] for name in "qkvo")
+        cu_q, cu_kv, pages = (arrays.get(name) for name in ("cu_seqlens_q", "cu_seqlens_kv", "page_table"))
+        spec.type, spec.kv_type, spec.out_type = q.type, k.type, o.type
+        if v.type != k.type:
+            raise _c.InvalidArgumentError("k and v have elements of different types")
+        placed = {}
+        for name, array in (("q", q), ("o", o)):
+            placed[name] = _packed(name, array) if cu_q else _ordered(name, array, order)
+        for name, array in (("k", k), ("v", v)):
+            if pages is not None:  # [pages, tokens of a page, heads, dim] in the order of the layout
+                placed[name] = _ordered(name, array, order)
+            else:
+                placed[name] = _packed(name, array) if cu_kv else _ordered(name, array, order)
+        (q_shape, _), (k_shape, _), (v_shape, _), (o_shape, _) = (placed[name] for name in "qkvo")
+        if v_shape[:3] != k_shape[:3]:
+            raise _c.InvalidArgumentError(f"v has shape {v.shape}: must be that of k, {k.shape}, but for the head dim")
+        if o_shape != (*q_shape[:3], v_shape[3]):
+            raise _c.InvalidArgumentError(f"out has shape {o.shape}: must be that of q with the head dim of v")
+        if k_shape[3] != q_shape[3]:
+            raise _c.InvalidArgumentError(f"k has head dim {k_shape[3]}: must be that of q, {q_shape[3]}")
+        lengths = cu_q or cu_kv
+        args.batch = lengths.shape[0] - 1 if lengths else q_shape[0]
+        args.seqlen_q = options.max_seqlen_q or q_shape[1]
+        args.seqlen_kv = options.max_seqlen_kv or k_shape[1]
+        if cu_q:
+            args.total_q = q_shape[1]
+        elif q_shape[0] != args.batch:
+            raise _c.InvalidArgumentError(f"q has {q_shape[0]} sequences: must have {args.batch}")
+        if pages is not None:
+            spec.page_size = k_shape[1]
+            args.seqlen_kv = options.max_seqlen_kv or pages.shape[1] * k_shape[1]
+        elif cu_kv:
+            args.total_kv = k_shape[1]
+        elif k_shape[0] != args.batch:
+            raise _c.InvalidArgumentError(f"k has {k_shape[0]} sequences: must have {args.batch}")
+        spec.varlen = bool(cu_q or cu_kv or arrays.get("seqused_kv"))
+        spec.heads_q, spec.heads_kv = q_shape[2], k_shape[2]
+        spec.dim_qk, spec.dim_v = q_shape[3], v_shape[3]
+        spec.seqlen_q = typical(args.seqlen_q, options.exact)
+        spec.seqlen_kv = typical(args.seqlen_kv, options.exact)
+        spec.batch = args.batch
+        for name in "qkvo":
+            strides = placed[name][1]
+            getattr(args, name).strides = _c.Strides(*strides)
+            if strides[3] != 1 and placed[name][0][3] != 1:
+                spec.strided_innermost = 1
+        self._typical_strides(placed, packed=bool(lengths or pages is not None))
+
+    def _typical_strides(self, placed, packed):
+        """How the arrays lie: one layout for all, or strides of each that do not change as sequences grow."""
+        spec = self.spec
+        orders = {name: _memory_order(*placed[name]) for name in "qkvo"}
+        if not packed and len(set(orders.values())) == 1 and orders["q"]:
+            spec.layout = _LAYOUTS[orders["q"]]
+            return
+        strides = (_c.Strides * 4)()
+        for n, name in enumerate("qkvo"):
+            shape, actual = placed[name]
+            if orders[name] and not packed:
+                length = spec.seqlen_q if name in "qo" else spec.seqlen_kv
+                actual = _dense_strides(orders[name], (spec.batch, length, *shape[2:]))
+            strides[n] = _c.Strides(*actual)
+        spec.strides = strides
+        self._kept.append(strides)
+
+    def _options(self, options, arrays):
+        spec, args = self.spec, self.args
+        spec.causal = options.causal
+        spec.align = options.align == "top_left"
+        spec.window_left, spec.window_right = options.window
+        if options.scale is not None:
+            spec.has_scale, spec.scale = 1, options.scale
+        spec.softcap, spec.softcap_before_bias = options.softcap, options.softcap_before_bias
+        spec.dropout = options.dropout
+        args.dropout_seed, args.dropout_offset = options.dropout_seed, options.dropout_offset
+        spec.lse, spec.lse_base, spec.empty_lse = options.lse, options.lse_base == "2", options.empty_lse == "+inf"
+        spec.allow_tf32, spec.batch_invariant, spec.exact = (
+            options.allow_tf32,
+            options.batch_invariant,
+            options.exact,
+        )
+        lse = arrays.get("lse")
+        if lse is not None:
+            _need("lse", lse, _c.FP32)
+            args.lse_stride_head = lse.strides[-2]
+            args.lse_stride_batch = lse.strides[0] if len(lse.shape) == 3 else 0
+
+    def _terms(self, options, terms):
+        """Additive and bool terms: [batch, heads, queries, keys], where 1 or a stride of 0 broadcasts."""
+        spec, args = self.spec, self.args
+        if not terms:
+            return
+        structs = (_c.BiasTerm * len(terms))()
+        for n, term in enumerate(terms):
+            if len(term.shape) != 4:
+                raise _c.InvalidArgumentError(f"terms[{n}] has shape {term.shape}: must have 4 dimensions")
+            for axis, actual in ((2, args.seqlen_q), (3, args.seqlen_kv)):
+                if _extent(term, axis) not in (1, actual):
+                    raise _c.InvalidArgumentError(
+                        f"terms[{n}] has shape {term.shape}: dimension {axis} must be 1 or {actual}"
+                    )
+            structs[n] = _c.BiasTerm(
+                size=ctypes.sizeof(_c.BiasTerm),
+                type=term.type,
+                batch=_extent(term, 0),
+                heads=_extent(term, 1),
+                seqlen_q=1 if _extent(term, 2) == 1 else spec.seqlen_q,
+                seqlen_kv=1 if _extent(term, 3) == 1 else spec.seqlen_kv,
+            )
+            args.bias[n] = _c.BiasTensor(None, *term.strides)
+        spec.bias, spec.num_bias = structs, len(terms)
+        self._kept.append(structs)
+
+    def _optional(self, options, arrays):
+        spec, args = self.spec, self.args
+        slopes = arrays.get("alibi_slopes")
+        if slopes is not None:
+            _need("alibi_slopes", slopes, _c.FP32)
+            spec.alibi = 1
+            args.alibi_stride_batch = slopes.strides[0] if len(slopes.shape) == 2 else 0
+        if arrays.get("sinks") is not None:
+            _need("sinks", arrays["sinks"], _c.FP32)
+            spec.sinks = 1
+        for name in ("cu_seqlens_q", "cu_seqlens_kv", "seqused_kv", "page_table"):
+            if arrays.get(name) is not None:
+                _need(name, arrays[name], _c.INT32)
+        if arrays.get("page_table") is not None:
+            args.page_table_stride = arrays["page_table"].strides[0]
+        blocks = arrays.get("block_mask")
+        if blocks is not None:
+            _need("block_mask", blocks, _c.BOOL)
+            spec.block_mask_q, spec.block_mask_kv = options.block_mask
+            for axis in range(3):
+                args.block_mask_strides[axis] = 0 if blocks.shape[axis] == 1 else blocks.strides[axis]
+        if arrays.get("q_scale") is not None:
+            _need("q_scale", arrays["q_scale"], _c.FP32)
+            spec.q_scale = _c.SCALE_PER_TENSOR if arrays["q_scale"].shape in ((), (1,)) else _c.SCALE_PER_HEAD
+        for name in ("k_scale", "v_scale"):
+            scale = arrays.get(name)
+            if scale is None:
+                continue
+            _need(name, scale, _c.FP32)
+            if scale.shape in ((), (1,)):
+                spec.kv_scale = _c.SCALE_PER_TENSOR
+            elif len(scale.shape) == 1:
+                spec.kv_scale = _c.SCALE_PER_HEAD
+            else:  # [batch or page, head, token]
+                spec.kv_scale = _c.SCALE_PER_TOKEN
+                for axis in range(3):
+                    getattr(args, f"{name}_strides")[axis] = scale.strides[axis]
+        for name in ("dropout_seed", "dropout_offset"):
+            if arrays.get(name) is not None:
+                _need(name, arrays[name], INT64)
+
+    def _snippets(self, options, snippet_arrays):
+        spec = self.spec
+        if options.score:
+            spec.score_snippet = options.score.encode()
+        if options.mask_rule:
+            spec.mask_snippet = options.mask_rule.encode()
+        if snippet_arrays:
+            structs = (_c.SnippetArray * len(snippet_arrays))()
+            for n, (name, array) in enumerate(snippet_arrays):
+                structs[n] = _c.SnippetArray(ctypes.sizeof(_c.SnippetArray), name.encode(), array.type, 0)
+            spec.snippet_arrays, spec.num_snippet_arrays = structs, len(snippet_arrays)
+        if options.scalars:
+            structs = (_c.SnippetScalar * len(options.scalars))()
+            for n, (name, value) in enumerate(options.scalars):
+                integral = isinstance(value, int)
+                structs[n] = _c.SnippetScalar(ctypes.sizeof(_c.SnippetScalar), name.encode(), integral, 0)
+                setattr(self.args.snippet_scalars[n], "i" if integral else "f", value)
+            spec.snippet_scalars, spec.num_snippet_scalars = structs, len(options.scalars)
+
+    def launch(self, arrays, terms, snippet_arrays, stream, workspace):
+        """`workspace(bytes)` gives the address of scratch memory, which is asked for only when it is needed."""
+        args = _c.Args.from_buffer_copy(self.args)
+        args.q.data, args.k.data, args.v.data, args.o.data = (arrays[name].data for name in "qkvo")
+        for name, array in arrays.items():
+            if name in _POINTERS and array is not None:
+                setattr(args, _POINTERS[name], array.data)
+        for n, term in enumerate(terms):
+            args.bias[n].data = term.data
+        for n, (_, array) in enumerate(snippet_arrays):
+            args.snippet_arrays[n] = array.data
+        if self.workspace_bytes:
+            args.workspace = workspace(self.workspace_bytes)
+        self.runtime.run(self.prepared, args, stream)
+
+
+# Arrays that are passed by their address alone, and the field for it.
+_POINTERS = {
+    name: name
+    for name in (
+        "lse cu_seqlens_q cu_seqlens_kv seqused_kv page_table alibi_slopes sinks block_mask q_scale k_scale v_scale"
+    ).split()
+}
+_POINTERS["dropout_seed"] = "dropout_seed_ptr"
+_POINTERS["dropout_offset"] = "dropout_offset_ptr"
+
+
+def _signature(array):
+    return None if array is None else (array.type, array.shape, array.strides)
+
+
+_calls = {}
+
+
+def find(options, arrays, terms, snippet_arrays, stream, runtime=None):
+    """The Call for these arrays: remembered, or prepared now."""
+    runtime = runtime or default_runtime()
+    key = (
+        id(runtime),
+        arrays["q"].device,
+        options,
+        tuple((name, _signature(array)) for name, array in arrays.items()),
+        tuple(_signature(term) for term in terms),
+        tuple((name, array.type) for name, array in snippet_arrays),
+    )
+    call = _calls.get(key)
+    if call is None:
+        call = Call(runtime, options, arrays, terms, snippet_arrays, stream)
+        if len(_calls) >= MAX_CALLS:
+            _calls.clear()
+        _calls[key] = call
+    return call

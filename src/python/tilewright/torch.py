@@ -1,0 +1,384 @@
+"""Tilewright in PyTorch: an operator that differentiates, compiles and captures, and what puts it into models.
+
+    o = tilewright.torch.attention(q, k, v, causal=True)
+    tilewright.torch.register()              # attn_implementation="tilewright" in transformers
+    tilewright.torch.register(sdpa=True)     # and in the place of scaled_dot_product_attention
+"""
+
+import functools
+
+import torch
+
+from . import _arrays, _call
+from ._c import InvalidArgumentError, UnimplementedError
+from ._call import Options
+
+# The optional tensors of the operator, in the order of its arguments.
+_OPTIONAL = (
+    "alibi_slopes",
+    "sinks",
+    "cu_seqlens_q",
+    "cu_seqlens_kv",
+    "seqused_kv",
+    "page_table",
+    "block_mask",
+    "q_scale",
+    "k_scale",
+    "v_scale",
+    "dropout_seed",
+    "dropout_offset",
+)
+
+_SETTINGS = (
+    "str layout, bool causal, bool top_left, int window_left, int window_right, float? scale, float softcap,"
+    " bool softcap_before_bias, float dropout, int block_mask_q, int block_mask_kv, SymInt max_seqlen_q,"
+    " SymInt max_seqlen_kv, str score, str mask_rule, bool allow_tf32, bool batch_invariant"
+)
+
+_operators = torch.library.Library("tilewright", "DEF")
+_operators.define(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor[] terms, "
+    + "".join(f"Tensor? {name}, " for name in _OPTIONAL)
+    + _SETTINGS
+    + ", bool lse, ScalarType? out_dtype) -> (Tensor, Tensor)"
+)
+_NUM_TENSORS = 4 + len(_OPTIONAL)
+
+
+@functools.lru_cache(maxsize=4096)
+def _options(
+    layout,
+    causal,
+    top_left,
+    window_left,
+    window_right,
+    scale,
+    softcap,
+    softcap_before_bias,
+    dropout,
+    block_mask_q,
+    block_mask_kv,
+    max_seqlen_q,
+    max_seqlen_kv,
+    score,
+    mask_rule,
+    allow_tf32,
+    batch_invariant,
+    lse,
+):
+    return Options(
+        layout=layout,
+        causal=causal,
+        align="top_left" if top_left else "bottom_right",
+        window=(window_left, window_right),
+        scale=scale,
+        softcap=softcap,
+        softcap_before_bias=softcap_before_bias,
+        dropout=dropout,
+        block_mask=(block_mask_q, block_mask_kv),
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_kv=max_seqlen_kv,
+        score=score or None,
+        mask_rule=mask_rule or None,
+        allow_tf32=allow_tf32,
+        batch_invariant=batch_invariant,
+        lse=lse,
+    )
+
+
+def _new_outputs(q, v, layout, lse, out_dtype):
+    """O, whose memory is [batch, sequence, heads, dim] in every layout, and LSE (empty when not wanted)."""
+    dtype = out_dtype or q.dtype
+    if q.dim() == 3:
+        o = q.new_empty((q.shape[0], q.shape[1], v.shape[2]), dtype=dtype)
+        shape = (q.shape[1], q.shape[0])
+    elif layout == "bhsd":
+        o = q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3]), dtype=dtype).transpose(1, 2)
+        shape = (q.shape[0], q.shape[1], q.shape[2])
+    else:
+        o = q.new_empty((*q.shape[:3], v.shape[3]), dtype=dtype)
+        batch, length = (0, 1) if layout == "bshd" else (1, 0)
+        shape = (q.shape[batch], q.shape[2], q.shape[length])
+    return o, q.new_empty(shape if lse else (0,), dtype=torch.float32)
+
+
+def _launch(options, tensors, terms):
+    arrays = {name: _arrays.from_torch(tensor) for name, tensor in tensors.items() if tensor is not None}
+    term_arrays = [_arrays.from_torch(term) for term in terms]
+    q = tensors["q"]
+    scratch = []
+
+    def workspace(size):
+        scratch.append(torch.empty(size, dtype=torch.uint8, device=q.device))
+        return scratch[0].data_ptr()
+
+    with torch.cuda.device(q.device):
+        stream = torch.cuda.current_stream(q.device).cuda_stream
+        call = _call.find(options, arrays, term_arrays, (), stream)
+        call.launch(arrays, term_arrays, (), stream, workspace)
+
+
+def _attention_cuda(q, k, v, terms, *rest):
+    optional, settings = rest[: len(_OPTIONAL)], rest[len(_OPTIONAL) :]
+    *settings, lse, out_dtype = settings
+    o, lse_out = _new_outputs(q, v, settings[0], lse, out_dtype)
+    tensors = {"q": q, "k": k, "v": v, "o": o, **dict(zip(_OPTIONAL, optional))}
+    if lse:
+        tensors["lse"] = lse_out
+    _launch(_options(*settings, lse), tensors, terms)
+    return o, lse_out
+
+
+def _attention_meta(q, k, v, terms, *rest):
+    settings = rest[len(_OPTIONAL) :]
+    return _new_outputs(q, v, settings[0], settings[-2], settings[-1])
+
+
+_operators.impl("attention", _attention_cuda, "CUDA")
+torch.library.register_fake("tilewright::attention", _attention_meta, lib=_operators)
+
+
+def _save_for_backward(ctx, inputs, output):
+    ctx.settings = inputs[_NUM_TENSORS:]
+    ctx.num_terms = len(inputs[3])
+
+
+def _attention_backward(ctx, d_o, d_lse):
+    raise UnimplementedError("tilewright::attention has no backward pass in this version; run it under torch.no_grad()")
+
+
+torch.library.register_autograd(
+    "tilewright::attention", _attention_backward, setup_context=_save_for_backward, lib=_operators
+)
+
+
+def attention(
+    q,
+    k,
+    v,
+    *,
+    layout="bshd",
+    causal=False,
+    align="bottom_right",
+    window=(-1, -1),
+    scale=None,
+    softcap=0.0,
+    softcap_before_bias=False,
+    terms=(),
+    dropout=0.0,
+    lse=False,
+    block_mask_size=(0, 0),
+    max_seqlen_q=0,
+    max_seqlen_kv=0,
+    score="",
+    mask_rule="",
+    allow_tf32=False,
+    batch_invariant=False,
+    out_dtype=None,
+    **optional,
+):
+    """Softmax attention of CUDA tensors, on the current stream.
+
+    q        [batch, sequence, heads, dim] in the order of `layout` ("bshd", "bhsd", "sbhd"), any strides; with
+             cu_seqlens_q [tokens, heads, dim]
+    k, v     likewise, heads a divisor of those of q; with cu_seqlens_kv [tokens, heads, dim]; with page_table
+             [pages, tokens of a page, heads, dim]
+    terms    up to four tensors [batch, heads, queries, keys] of which each dimension may be 1: floating ones are added
+             to the scores, bool ones keep where they are true
+    dropout  draws its seed from PyTorch's generator of the device; dropout_seed and dropout_offset, int64 tensors of
+             one element, say it instead
+    others   as of tilewright.attention
+
+    Returns O, or with lse=True (O, LSE). Raises tilewright.InvalidArgumentError, which names the field, and the
+    other errors of tilewright.attention.
+    """
+    unknown = set(optional) - set(_OPTIONAL)
+    if unknown:
+        raise TypeError(f"attention() has no argument {', '.join(sorted(unknown))}")
+    if dropout and optional.get("dropout_seed") is None:
+        drawn = torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
+        optional["dropout_seed"], optional["dropout_offset"] = drawn[:1], drawn[1:]
+    if align not in ("bottom_right", "top_left"):
+        raise InvalidArgumentError(f"align = {align!r}: must be one of bottom_right, top_left")
+    o, lse_out = torch.ops.tilewright.attention(
+        q,
+        k,
+        v,
+        list(terms),
+        *(optional.get(name) for name in _OPTIONAL),
+        layout,
+        causal,
+        align == "top_left",
+        window[0],
+        window[1],
+        scale,
+        softcap,
+        softcap_before_bias,
+        dropout,
+        block_mask_size[0],
+        block_mask_size[1],
+        max_seqlen_q,
+        max_seqlen_kv,
+        score,
+        mask_rule,
+        allow_tf32,
+        batch_invariant,
+        lse,
+        out_dtype,
+    )
+    return (o, lse_out) if lse else o
+
+
+# ---- scaled_dot_product_attention ----------------------------------------------------------------
+
+_torch_sdpa = torch.nn.functional.scaled_dot_product_attention
+_SDPA_TYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def sdpa_serves(query, key, value, attn_mask=None):
+    """Whether `scaled_dot_product_attention` here computes these tensors itself, rather than PyTorch."""
+    return (
+        query.is_cuda
+        and query.dim() == key.dim() == value.dim() == 4
+        and query.dtype in _SDPA_TYPES
+        and query.dtype == key.dtype == value.dtype
+        and query.shape[1] % key.shape[1] == 0
+        and query.stride(3) == key.stride(3) == value.stride(3) == 1
+        and (attn_mask is None or (attn_mask.dim() in (2, 3, 4) and not attn_mask.requires_grad))
+    )
+
+
+def scaled_dot_product_attention(
+    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+):
+    """torch.nn.functional.scaled_dot_product_attention; what `sdpa_serves` refuses goes to PyTorch's."""
+    if not sdpa_serves(query, key, value, attn_mask):
+        return _torch_sdpa(
+            query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
+            enable_gqa=enable_gqa,
+        )
+    if query.shape[1] != key.shape[1] and not enable_gqa:
+        raise InvalidArgumentError(
+            f"key has {key.shape[1]} heads: must have those of query, {query.shape[1]}, without enable_gqa"
+        )
+    terms = ()
+    if attn_mask is not None:
+        terms = (attn_mask.reshape((1,) * (4 - attn_mask.dim()) + tuple(attn_mask.shape)),)
+    return attention(
+        query, key, value, layout="bhsd", causal=is_causal, align="top_left", scale=scale, terms=terms,
+        dropout=dropout_p,
+    )
+
+
+# ---- Hugging Face transformers -------------------------------------------------------------------
+
+
+def _transformers_mask(
+    batch_size,
+    q_length,
+    kv_length,
+    q_offset=0,
+    kv_offset=0,
+    attention_mask=None,
+    allow_is_causal_skip=True,
+    allow_is_bidirectional_skip=False,
+    **kwargs,
+):
+    """The mask of a model's layers: None where causal, window and full attention need none, a [batch, 1, 1, keys]
+    tensor with the attribute `tilewright_padding` where only keys are padded, else the whole bool mask."""
+    from transformers.masking_utils import is_tracing, prepare_padding_mask, sdpa_mask
+
+    # Both are off where a model or its user adds a rule of its own.
+    plain = allow_is_bidirectional_skip or (
+        # Row i of the kernel's bottom-right diagonal sees keys up to i + kv_length - q_length.
+        allow_is_causal_skip
+        and not isinstance(q_offset, torch.Tensor)
+        and q_offset - kv_offset == kv_length - q_length
+    )
+    if plain:
+        padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
+        if padding is None:
+            return None
+        if not is_tracing(padding):
+            padding = padding[:, kv_offset : kv_offset + kv_length]
+            if bool(padding.all()):
+                return None
+            padding = padding[:, None, None, :]
+            padding.tilewright_padding = True
+            return padding
+    return sdpa_mask(
+        batch_size=batch_size,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        attention_mask=attention_mask,
+        allow_is_causal_skip=False,
+        allow_is_bidirectional_skip=False,
+        **kwargs,
+    )
+
+
+def _transformers_attention(
+    module,
+    query,
+    key,
+    value,
+    attention_mask,
+    dropout=0.0,
+    scaling=None,
+    sliding_window=None,
+    softcap=None,
+    is_causal=None,
+    s_aux=None,
+    position_bias=None,
+    **kwargs,
+):
+    if kwargs.get("output_attentions"):
+        raise InvalidArgumentError("output_attentions = True: must be False, the weights are never in memory")
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    terms = [] if position_bias is None else [position_bias]
+    structure = attention_mask is None or hasattr(attention_mask, "tilewright_padding")
+    if attention_mask is not None:
+        terms.append(attention_mask)
+    window = (-1, -1)
+    if structure and sliding_window is not None:
+        # A causal window counts the row's own key, one of both sides counts distances.
+        window = (sliding_window - 1, 0) if is_causal else (sliding_window, sliding_window)
+    o = attention(
+        query,
+        key,
+        value,
+        layout="bhsd",
+        causal=bool(structure and is_causal),
+        window=window,
+        scale=scaling,
+        softcap=softcap or 0.0,
+        softcap_before_bias=True,
+        terms=terms,
+        sinks=None if s_aux is None else s_aux.float(),
+        dropout=dropout if module.training else 0.0,
+    )
+    return o.transpose(1, 2), None
+
+
+def register(name="tilewright", *, transformers=True, sdpa=False):
+    """Makes Tilewright the attention implementation `name` of transformers, when it is installed, and with sdpa=True
+    replaces torch.nn.functional.scaled_dot_product_attention (of tensors that `sdpa_serves`) until `unregister`."""
+    if transformers:
+        try:
+            from transformers import AttentionInterface, AttentionMaskInterface
+        except ImportError:
+            if not sdpa:
+                raise
+        else:
+            AttentionInterface.register(name, _transformers_attention)
+            AttentionMaskInterface.register(name, _transformers_mask)
+    if sdpa:
+        torch.nn.functional.scaled_dot_product_attention = scaled_dot_product_attention
+
+
+def unregister():
+    """Gives PyTorch its own scaled_dot_product_attention back."""
+    torch.nn.functional.scaled_dot_product_attention = _torch_sdpa
