@@ -4,11 +4,13 @@
     compare.py                                  every row of bench/peers.json
     compare.py --rows 'd128_*' sam_d80_4096     rows by name
     compare.py --spec 'fwd bf16 b=2 h=16 s=2048 d=128 causal'
-    compare.py --topic forward --results bench/results --commit HASH
+    compare.py --zoo 'sam*' 'swin*'             workloads of tests/data/zoo.jsonl by name
+    compare.py --topic forward --results bench/results --commit HASH --html page.html
 
 Tilewright runs through its C interface (libtilewright.so), the peers through PyTorch: `cudnn`,
-`flash` (FlashAttention-2), `efficient` (memory-efficient), `flex` (FlexAttention, compiled). A peer
-that refuses a row is left out of it; one whose answer is wrong is left out as well, and named.
+`flash` (FlashAttention-2), `efficient` (memory-efficient), `flex` (FlexAttention, compiled); and, if
+installed, `fa2`, `fa3`, `fa4` (flash-attn's own packages) and `xformers`. A peer that refuses a row
+is left out of it; one whose answer is wrong is left out as well, and named.
 
 Protocol (a power-limited chip gives 5 to 18 % to whatever runs first): all kernels of a row are
 loaded and checked, then all of them together heat the chip for at least 0.6 s, then at least three
@@ -28,6 +30,7 @@ import ctypes
 import dataclasses
 import datetime
 import fnmatch
+import importlib.util
 import json
 import math
 import pathlib
@@ -40,6 +43,13 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 PEERS = ("cudnn", "flash", "efficient", "flex")
+PACKAGES = {
+    "fa2": "flash_attn",
+    "fa3": "flash_attn_interface",
+    "fa4": "flash_attn.cute",
+    "xformers": "xformers.ops",
+}
+ZOO = HERE.parent / "tests/data/zoo.jsonl"
 HEAT_SECONDS = 0.6
 WARMUP_MS = 110
 REP_MS = 70
@@ -688,10 +698,49 @@ def make_flex(inputs):
     return call, ""
 
 
+def make_package(name, inputs):
+    """flash-attn's and xFormers' own functions, where they are installed."""
+    import importlib
+
+    spec = inputs.spec
+    if spec.terms or spec.top_left or (name != "fa2" and spec.alibi):
+        raise TilewrightError(f"not built for {name} here")
+    module = importlib.import_module(PACKAGES[name])
+    if name == "xformers":
+        if spec.softcap or spec.window_left >= 0 or spec.right() > 0:
+            raise TilewrightError("not built for xformers here")
+        group = spec.heads_q // spec.heads_kv
+        k, v = (t.repeat_interleave(group, dim=2) for t in (inputs.k, inputs.v))
+        mask = module.fmha.attn_bias.LowerTriangularFromBottomRightMask() if spec.causal else None
+        note = "keys and values expanded beforehand" if group > 1 else ""
+
+        def attend():
+            return module.memory_efficient_attention(
+                inputs.q, k, v, attn_bias=mask, scale=spec.effective_scale()
+            )
+
+        return attend, note
+    unbounded = None if name == "fa4" else -1
+    window = tuple(unbounded if n < 0 else n for n in (spec.window_left, spec.window_right))
+    options = {"softmax_scale": spec.effective_scale(), "causal": spec.causal, "window_size": window}
+    if spec.softcap:
+        options["softcap"] = spec.softcap
+    if spec.alibi:
+        options["alibi_slopes"] = inputs.slopes
+
+    def call():
+        out = module.flash_attn_func(inputs.q, inputs.k, inputs.v, **options)
+        return out[0] if isinstance(out, tuple) else out
+
+    return call, ""
+
+
 def make_peer(name, inputs):
     """(callable that returns [batch, sequence, heads, dim], note)."""
     if name == "flex":
         return make_flex(inputs)
+    if name in PACKAGES:
+        return make_package(name, inputs)
     windowed = inputs.spec.window_left >= 0 or (
         inputs.spec.window_right >= 0 and not inputs.spec.causal
     )
@@ -735,6 +784,48 @@ def measure(runners, rounds, bench=do_bench, synchronise=None, shuffle=None, clo
         for name in order:
             times[name].append(bench(runners[name]))
     return times
+
+
+def measured_limits():
+    """TFLOP/s of large matrix products and TB/s of a large copy, of this GPU as it is now."""
+    import torch
+
+    limits = {}
+    for kind, size in (("bf16", 8192), ("fp32", 4096)):
+        a, b = (torch.randn(size, size, device="cuda").to(torch_type(kind)) for _ in range(2))
+        limits[f"{kind} TFLOP/s"] = round(2 * size**3 / do_bench(lambda: a @ b) * 1e-9, 1)
+    source = torch.randn(1 << 29, device="cuda")
+    target = torch.empty_like(source)
+    limits["TB/s"] = round(2 * 4 * source.numel() / do_bench(lambda: target.copy_(source)) * 1e-9, 2)
+    return limits
+
+
+def bytes_moved(spec):
+    """Of Q, K, V and O, each once, and of the terms as they are stored."""
+    element = 4 if spec.type == "fp32" else 2
+    rows_q, rows_kv = spec.batch * spec.seqlen_q, spec.batch * spec.seqlen_kv
+    dims = spec.dim_qk + spec.dim_v
+    total = element * dims * (rows_q * spec.heads_q + rows_kv * spec.heads_kv)
+    for term in spec.terms:
+        total += math.prod(term.shape) * {"bool": 1, "fp32": 4}.get(term.type, 2)
+    return total
+
+
+def limit_of(spec, limits):
+    """TFLOP/s that arithmetic or memory allows, whichever is less."""
+    arithmetic = limits["fp32 TFLOP/s" if spec.type == "fp32" else "bf16 TFLOP/s"]
+    memory = flops(spec) / bytes_moved(spec) * limits["TB/s"]
+    return min(arithmetic, memory)
+
+
+def timed_first_call(call, clock=time.perf_counter):
+    """(milliseconds until the first answer is complete, the answer)."""
+    import torch
+
+    start = clock()
+    answer = call()
+    torch.cuda.synchronize()
+    return round((clock() - start) * 1e3, 1), answer
 
 
 def tera(spec, milliseconds):
@@ -796,14 +887,14 @@ def build_row(entry, spec, times, peers_specs, error, bar, notes, plan):
 
 def row_peers(entry, wanted):
     """Peers to load for a row: those asked for and the one it is judged by."""
-    names = [name for name in PEERS if name in wanted]
+    names = [name for name in (*PEERS, *PACKAGES) if name in wanted]
     versus = entry["versus"]
     if versus in PEERS and versus not in names:
         names.append(versus)
     return names
 
 
-def run_row(entry, entries, library, wanted, rounds, check_only):
+def run_row(entry, entries, library, wanted, rounds, check_only, limits=None):
     import torch
 
     spec = parse_spec(entry["spec"])
@@ -811,9 +902,12 @@ def run_row(entry, entries, library, wanted, rounds, check_only):
         raise SpecError("this program measures the forward only")
     inputs = Inputs(spec)
     checker = Checker(inputs)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
     ours = Tilewright(library, inputs)
     ours()
     torch.cuda.synchronize()
+    first_calls = {"tilewright": round((time.perf_counter() - start) * 1e3, 1)}
     error = checker.error(ours.out)
     plan = ours.plan()
     runners = {"tilewright": ours}
@@ -821,8 +915,8 @@ def run_row(entry, entries, library, wanted, rounds, check_only):
     for name in row_peers(entry, wanted):
         try:
             call, note = make_peer(name, inputs)
-            peer_error = checker.error(call())
-            torch.cuda.synchronize()
+            first_calls[name], answer = timed_first_call(call)
+            peer_error = checker.error(answer)
         except Exception as refusal:  # whatever a peer raises, it has no figure
             text = str(refusal).strip()
             notes[name] = text.splitlines()[0][:160] if text else type(refusal).__name__
@@ -852,7 +946,14 @@ def run_row(entry, entries, library, wanted, rounds, check_only):
         }
     times = measure(runners, rounds)
     ours.close()
-    return build_row(entry, spec, times, peers_specs, error, checker.bar, notes, plan)
+    row = build_row(entry, spec, times, peers_specs, error, checker.bar, notes, plan)
+    row["first_call_ms"] = first_calls["tilewright"]
+    for name, peer in row["peers"].items():
+        if name in first_calls:
+            peer["first_call_ms"] = first_calls[name]
+    if limits:
+        row["limit"] = round(limit_of(spec, limits), 2)
+    return row
 
 
 # ---- results -------------------------------------------------------------------------------------
@@ -949,11 +1050,57 @@ def select(entries, patterns):
     return chosen
 
 
+def zoo_entries(patterns, path=ZOO):
+    """Workloads of the zoo whose inputs this program can make, as rows without a bar."""
+    entries = []
+    for line in path.read_text().splitlines():
+        workload = json.loads(line)
+        if not any(fnmatch.fnmatch(workload["name"], pattern) for pattern in patterns):
+            continue
+        if (
+            workload["bias"] is not None
+            or workload["varlen"]
+            or workload["paged"]
+            or workload["sinks"]
+            or workload["mask_kind"] not in ("dense", "causal", "window")
+        ):
+            print(f"{workload['name']:<28} left out: compare.py makes no inputs for it")
+            continue
+        words = [
+            f"fwd {workload['dtype']} b={workload['batch']} h={workload['heads_q']}/{workload['heads_kv']}",
+            f"s={workload['seqlen_q']}/{workload['seqlen_kv']} d={workload['dim_qk']}/{workload['dim_v']}",
+        ]
+        if workload["causal"]:
+            words.append("causal=top_left" if workload["causal_align"] == "top_left" else "causal")
+        left, right = (workload[f"window_{side}"] for side in ("left", "right"))
+        if left is not None or right is not None:
+            words.append(f"window={-1 if left is None else left},{-1 if right is None else right}")
+        for field in ("scale", "softcap"):
+            if workload[field] is not None:
+                words.append(f"{field}={workload[field]}")
+        spec = " ".join(words)
+        entries.append(
+            {"name": workload["name"], "spec": spec, "versus": "best", "must": None, "aim": None}
+        )
+    if not entries:
+        raise SpecError(f"no workload of {path.name} that compare.py can run is called {patterns}")
+    return entries
+
+
+def is_installed(package):
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ImportError:  # of the parent of a submodule
+        return False
+
+
 def parse_arguments(argv):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", nargs="+", default=[], help="names in peers.json, or patterns")
     parser.add_argument("--spec", action="append", default=[], help="a spec that is no row")
-    parser.add_argument("--peers", default=",".join(PEERS), help="comma separated; '' for none")
+    parser.add_argument("--zoo", nargs="+", default=[], help="names in zoo.jsonl, or patterns")
+    parser.add_argument("--peers", help="comma separated; '' for none (default: all that are found)")
+    parser.add_argument("--html", help="file for a page with the results")
     parser.add_argument("--library", help="libtilewright.so (default: below build/)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--check-only", action="store_true", help="answers, no times")
@@ -963,10 +1110,15 @@ def parse_arguments(argv):
     parser.add_argument("--commit", help="of the tree that is measured (default: git's HEAD)")
     parser.add_argument("--list", action="store_true", help="print the rows and stop")
     arguments = parser.parse_args(argv)
-    arguments.peers = [name for name in arguments.peers.split(",") if name]
-    unknown = set(arguments.peers) - set(PEERS)
+    if arguments.peers is None:
+        found = [name for name, package in PACKAGES.items() if is_installed(package)]
+        arguments.peers = [*PEERS, *found]
+    else:
+        arguments.peers = [name for name in arguments.peers.split(",") if name]
+    unknown = set(arguments.peers) - set(PEERS) - set(PACKAGES)
     if unknown:
-        parser.error(f"unknown peers {sorted(unknown)}; known are {', '.join(PEERS)}")
+        known = ", ".join((*PEERS, *PACKAGES))
+        parser.error(f"unknown peers {sorted(unknown)}; known are {known}")
     if arguments.rounds < 3:
         parser.error("--rounds must be at least 3: fewer say nothing")
     return arguments
@@ -975,7 +1127,10 @@ def parse_arguments(argv):
 def main(argv):
     arguments = parse_arguments(argv)
     entries = load_entries()
-    chosen = [] if arguments.spec and not arguments.rows else select(entries, arguments.rows)
+    named = arguments.spec or arguments.zoo
+    chosen = [] if named and not arguments.rows else select(entries, arguments.rows)
+    if arguments.zoo:
+        chosen += zoo_entries(arguments.zoo)
     for text in arguments.spec:
         parse_spec(text)
         chosen.append({"name": text, "spec": text, "versus": "best", "must": None, "aim": None})
@@ -989,6 +1144,7 @@ def main(argv):
         raise SpecError("no GPU that PyTorch sees")
     torch.zeros(1, device="cuda")  # the primary context, current on this thread
     library = Library(find_library(arguments.library))
+    limits = None if arguments.check_only else measured_limits()
     rows = []
     for entry in chosen:
         try:
@@ -999,6 +1155,7 @@ def main(argv):
                 arguments.peers,
                 arguments.rounds,
                 arguments.check_only,
+                limits,
             )
         except (TilewrightError, SpecError, torch.OutOfMemoryError) as failure:
             row = {"name": entry["name"], "spec": entry["spec"], "holds": False}
@@ -1007,9 +1164,8 @@ def main(argv):
         print_row(row)
         torch.cuda.empty_cache()
         torch.compiler.reset()
-    if arguments.results:
+    if arguments.results or arguments.html:
         device = torch.cuda.get_device_name()
-        path = pathlib.Path(arguments.results) / device_folder(device) / f"{arguments.topic}.json"
         header = {
             "topic": arguments.topic,
             "commit": commit_hash(arguments.commit),
@@ -1018,9 +1174,18 @@ def main(argv):
             "driver": driver_version(),
             "nvrtc": nvrtc_version(row.get("plan", "") for row in rows),
             "command": "bench/compare.py " + " ".join(argv),
+            "limits": limits,
         }
-        write_results(path, header, rows, arguments.append)
-        print(f"wrote {path}")
+        if arguments.results:
+            folder = pathlib.Path(arguments.results) / device_folder(device)
+            path = folder / f"{arguments.topic}.json"
+            write_results(path, header, rows, arguments.append)
+            print(f"wrote {path}")
+        if arguments.html:
+            import report
+
+            pathlib.Path(arguments.html).write_text(report.page([{**header, "rows": rows}]))
+            print(f"wrote {arguments.html}")
     return 0 if all(row["holds"] for row in rows) else 1
 
 

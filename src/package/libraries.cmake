@@ -6,7 +6,9 @@
 #
 # These names serve add_subdirectory, FetchContent and, after `cmake --install`, find_package.
 
-option(TILEWRIGHT_STATIC_ABSEIL "Link libtilewright.so with Abseil's static libraries, built with PIC" OFF)
+# For a library that runs where the distribution's Abseil is another one, such as a wheel. Debian's static libraries do
+# not serve: they are not position-independent.
+option(TILEWRIGHT_STATIC_ABSEIL "Link libtilewright.so with the static libraries of an Abseil built with PIC" OFF)
 
 # The layers below `capi`, by the edges of src/LAYERS.
 function(tilewright_layers_below name out)

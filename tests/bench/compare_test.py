@@ -1,6 +1,7 @@
 """The parts of bench/compare.py that need neither PyTorch nor a GPU."""
 
 import ctypes
+import importlib
 import importlib.util
 import json
 import math
@@ -9,7 +10,9 @@ import pathlib
 import re
 import sys
 import tempfile
+import types
 import unittest
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.dont_write_bytecode = True
@@ -47,6 +50,65 @@ class SpecTest(unittest.TestCase):
         ):
             with self.assertRaisesRegex(compare.SpecError, re.escape(word)):
                 compare.parse_spec(text)
+
+
+class ZooTest(unittest.TestCase):
+    def test_workloads_become_specs(self):
+        (entry,) = compare.zoo_entries(["gemma2-9b-local-softcap-window"])
+        spec = compare.parse_spec(entry["spec"])
+        self.assertEqual((spec.heads_q, spec.heads_kv, spec.dim_qk, spec.softcap), (16, 8, 256, 50))
+        self.assertEqual((spec.window_left, spec.scale), (4095, 0.0625))
+        self.assertIsNone(entry["must"])
+
+    def test_those_without_inputs_are_left_out(self):
+        with self.assertRaisesRegex(compare.SpecError, "swinv2-win24-576"):
+            compare.zoo_entries(["swinv2-win24-576"])
+
+
+class LimitTest(unittest.TestCase):
+    LIMITS = {"bf16 TFLOP/s": 800.0, "fp32 TFLOP/s": 50.0, "TB/s": 4.0}
+
+    def test_arithmetic_bounds_long_sequences_and_memory_decode(self):
+        long = compare.parse_spec("fwd bf16 b=2 h=16 s=8192 d=128")
+        self.assertEqual(compare.limit_of(long, self.LIMITS), 800)
+        self.assertEqual(compare.limit_of(compare.parse_spec("fwd fp32 b=2 h=16 s=8192 d=128"), self.LIMITS), 50)
+        decode = compare.parse_spec("fwd bf16 b=16 h=32/8 s=1/8192 d=128")
+        milliseconds = compare.bytes_moved(decode) / 4e12 * 1e3
+        self.assertAlmostEqual(compare.limit_of(decode, self.LIMITS), compare.tera(decode, milliseconds))
+
+    def test_terms_count_as_they_are_stored(self):
+        plain = compare.parse_spec("fwd bf16 b=2 h=4 s=64 d=32")
+        masked = compare.parse_spec("fwd bf16 b=2 h=4 s=64 d=32 bias=fp32:1,4,64,64 mask=bool:2,1,1,64")
+        self.assertEqual(compare.bytes_moved(masked) - compare.bytes_moved(plain), 4 * 4 * 64 * 64 + 2 * 64)
+
+
+class PackagesTest(unittest.TestCase):
+    """flash-attn and xFormers, played by modules that record what they are called with."""
+
+    def runner(self, name, text):
+        calls = []
+
+        def record(q, k, v, **options):
+            calls.append(options)
+            return (q, "lse")
+
+        module = types.SimpleNamespace(flash_attn_func=record)
+        inputs = types.SimpleNamespace(spec=compare.parse_spec(text), q="q", k="k", v="v", slopes="slopes")
+        with unittest.mock.patch.object(importlib, "import_module", return_value=module):
+            call, _ = compare.make_peer(name, inputs)
+        self.assertEqual(call(), "q")
+        return calls[0]
+
+    def test_options_of_flash_attn(self):
+        options = self.runner("fa2", "fwd bf16 h=4 s=64 d=64 causal window=9,0 softcap=5 alibi")
+        self.assertEqual(options["window_size"], (9, 0))
+        self.assertEqual((options["softcap"], options["alibi_slopes"]), (5, "slopes"))
+        self.assertEqual(self.runner("fa4", "fwd bf16 h=4 s=64 d=64 causal")["window_size"], (None, None))
+
+    def test_what_they_cannot_is_refused(self):
+        for name, text in (("fa3", "fwd bf16 h=4 s=64 d=64 alibi"), ("xformers", "fwd bf16 h=4 s=64 d=64 softcap=3")):
+            with self.assertRaises(compare.TilewrightError):
+                self.runner(name, text)
 
 
 class FlopsTest(unittest.TestCase):
