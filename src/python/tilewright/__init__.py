@@ -78,15 +78,20 @@ def _current_stream(q):
 
 
 def _namespace(q):
-    if _package(q) == "torch":
-        return sys.modules["torch"]
+    """The module that makes arrays like q, and what it wants to be told of the device."""
+    package = _package(q)
+    if package == "cupy":  # on its current device
+        return sys.modules["cupy"], {}
+    if package == "torch":
+        return sys.modules["torch"], {"device": q.device}
     if hasattr(q, "__array_namespace__"):
-        return q.__array_namespace__()
+        return q.__array_namespace__(), {"device": q.device}
     raise InvalidArgumentError(f"out is missing: {type(q).__name__} has no __array_namespace__ to make one with")
 
 
 def _empty(q, shape, dtype):
-    return _namespace(q).empty(shape, dtype=dtype, device=q.device)
+    namespace, device = _namespace(q)
+    return namespace.empty(shape, dtype=dtype, **device)
 
 
 def attention(
@@ -151,7 +156,7 @@ def attention(
     if lse is True:
         axes = {"bshd": (0, 2, 1), "bhsd": (0, 1, 2), "sbhd": (1, 2, 0)}[chosen.layout]
         shape = (q.shape[1], q.shape[0]) if len(q.shape) == 3 else tuple(q.shape[n] for n in axes)
-        lse = _empty(q, shape, _namespace(q).float32)
+        lse = _empty(q, shape, _namespace(q)[0].float32)
 
     def described(name, array):
         return _arrays.from_dlpack(name, array, stream)
@@ -166,7 +171,7 @@ def attention(
     scratch = []
 
     def workspace(size):
-        scratch.append(_empty(q, (size,), _namespace(q).int8))
+        scratch.append(_empty(q, (size,), _namespace(q)[0].int8))
         return described("workspace", scratch[0]).data
 
     call = _call.find(chosen, operands, term_operands, snippet_arrays, stream, runtime)

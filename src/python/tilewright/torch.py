@@ -87,7 +87,7 @@ def _options(
 
 
 def _new_outputs(q, v, layout, lse, out_dtype):
-    """O, whose memory is [batch, sequence, heads, dim] in every layout, and LSE (empty when not wanted)."""
+    """O, whose memory is [batch, sequence, heads, dim] in every layout, and LSE (None when not wanted)."""
     dtype = out_dtype or q.dtype
     if q.dim() == 3:
         o = q.new_empty((q.shape[0], q.shape[1], v.shape[2]), dtype=dtype)
@@ -99,7 +99,7 @@ def _new_outputs(q, v, layout, lse, out_dtype):
         o = q.new_empty((*q.shape[:3], v.shape[3]), dtype=dtype)
         batch, length = (0, 1) if layout == "bshd" else (1, 0)
         shape = (q.shape[batch], q.shape[2], q.shape[length])
-    return o, q.new_empty(shape if lse else (0,), dtype=torch.float32)
+    return o, q.new_empty(shape, dtype=torch.float32) if lse else None
 
 
 def _launch(options, tensors, terms):
@@ -118,20 +118,28 @@ def _launch(options, tensors, terms):
         call.launch(arrays, term_arrays, (), stream, workspace)
 
 
-def _attention_cuda(q, k, v, terms, *rest):
+def _compute(q, k, v, terms, *rest):
+    """(O, LSE or None) of the operator's arguments."""
     optional, settings = rest[: len(_OPTIONAL)], rest[len(_OPTIONAL) :]
     *settings, lse, out_dtype = settings
     o, lse_out = _new_outputs(q, v, settings[0], lse, out_dtype)
-    tensors = {"q": q, "k": k, "v": v, "o": o, **dict(zip(_OPTIONAL, optional))}
-    if lse:
-        tensors["lse"] = lse_out
+    tensors = {"q": q, "k": k, "v": v, "o": o, "lse": lse_out, **dict(zip(_OPTIONAL, optional))}
     _launch(_options(*settings, lse), tensors, terms)
     return o, lse_out
 
 
+def _with_lse(q, o, lse):
+    """An operator always returns both: a tensor of no elements stands for an LSE that is not wanted."""
+    return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
+
+
+def _attention_cuda(q, *rest):
+    return _with_lse(q, *_compute(q, *rest))
+
+
 def _attention_meta(q, k, v, terms, *rest):
     settings = rest[len(_OPTIONAL) :]
-    return _new_outputs(q, v, settings[0], settings[-2], settings[-1])
+    return _with_lse(q, *_new_outputs(q, v, settings[0], settings[-2], settings[-1]))
 
 
 _operators.impl("attention", _attention_cuda, "CUDA")
@@ -150,6 +158,21 @@ def _attention_backward(ctx, d_o, d_lse):
 torch.library.register_autograd(
     "tilewright::attention", _attention_backward, setup_context=_save_for_backward, lib=_operators
 )
+
+
+def _needs_no_dispatch(q, k, v, terms, optional):
+    """Whether a call may go past PyTorch's dispatcher, which takes as long as all else on the host: nothing is being
+    traced, differentiated or watched."""
+    if torch.compiler.is_compiling() or type(q) not in _PLAIN_TENSORS or not q.is_cuda or _dispatch_modes():
+        return False
+    if not torch.is_grad_enabled():
+        return True
+    return not any(t.requires_grad for t in (q, k, v, *terms, *optional.values()) if t is not None)
+
+
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+# Absent from some version of PyTorch: all calls are dispatched.
+_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 
 
 def attention(
@@ -200,7 +223,8 @@ def attention(
         optional["dropout_seed"], optional["dropout_offset"] = drawn[:1], drawn[1:]
     if align not in ("bottom_right", "top_left"):
         raise InvalidArgumentError(f"align = {align!r}: must be one of bottom_right, top_left")
-    o, lse_out = torch.ops.tilewright.attention(
+    call = _compute if _needs_no_dispatch(q, k, v, terms, optional) else torch.ops.tilewright.attention
+    o, lse_out = call(
         q,
         k,
         v,
