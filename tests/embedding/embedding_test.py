@@ -85,6 +85,14 @@ class EmbeddingTest(unittest.TestCase):
         self.check_output(self.run_application(binary / "application"))
         self.assertNotIn("absl", run(["readelf", "-d", binary / "application"]))
 
+    def test_the_readme_shows_these_programs(self):
+        readme = (self.options.source / "README.md").read_text()
+        for name, language in (("cpp/main.cc", "cpp"), ("c/main.c", "c"), ("python/five_lines.py", "python")):
+            text = (HERE / name).read_text()
+            shown = re.search(rf"<!-- {pathlib.Path(name).name} -->\n```{language}\n(.*?)```", readme, re.DOTALL)
+            self.assertEqual(shown and shown[1], text, name)
+            self.assertLessEqual(text.count("\n"), {"cpp": 30, "c": 40, "python": 5}[language], name)
+
     def test_pkg_config(self):
         if shutil.which("pkg-config") is None:
             self.skipTest("no pkg-config")

@@ -3,14 +3,17 @@
 TEST_LIBRARY names libtilewright.so; libcuda.so.1 on the loader's path is the recording one.
 """
 
-import ctypes
+import contextlib
+import io
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 import threading
+import types
 import unittest
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.dont_write_bytecode = True
@@ -18,7 +21,7 @@ sys.path[:0] = [str(ROOT / "src/python"), str(ROOT / "tests/python")]
 
 import tilewright  # noqa: E402
 from fake_arrays import FakeArray  # noqa: E402
-from tilewright import _arrays, _c, _call  # noqa: E402
+from tilewright import _arrays, _call  # noqa: E402
 
 STORE = tempfile.TemporaryDirectory()
 
@@ -192,6 +195,23 @@ class AttentionTest(unittest.TestCase):
         for thread in threads:
             thread.join()
         self.assertEqual(errors, [])
+
+
+class ReadmeTest(unittest.TestCase):
+    def test_the_five_lines_run(self):
+        """With FakeArrays in the place of PyTorch's tensors; torch_test runs them as they are."""
+        torch = types.ModuleType("torch")
+        torch.bfloat16 = "bf16"
+        torch.randn = lambda *shape, device, dtype: FakeArray(shape, dtype)
+        package = types.ModuleType("tilewright.torch")
+        package.attention = tilewright.attention
+        output = io.StringIO()
+        with unittest.mock.patch.dict(sys.modules, {"torch": torch, "tilewright.torch": package}):
+            with unittest.mock.patch.object(tilewright, "torch", package, create=True):
+                with contextlib.redirect_stdout(output):
+                    exec((ROOT / "tests/embedding/python/five_lines.py").read_text(), {})
+        self.assertIn("(2, 1000, 8, 72)", output.getvalue())
+        self.assertIn("plan", output.getvalue())
 
 
 class RuntimeTest(unittest.TestCase):

@@ -3,6 +3,8 @@
 TEST_LIBRARY names libtilewright.so. With transformers installed its models are tried too.
 """
 
+import contextlib
+import io
 import math
 import os
 import pathlib
@@ -289,6 +291,13 @@ class IntegrationTest(unittest.TestCase):
             array = jax.dlpack.from_dlpack(q)
             result = tilewright.attention(array, array, array, causal=True)
             self.assertTrue(torch.equal(torch.from_dlpack(result), expected))
+
+    def test_the_five_lines_of_the_readme_run(self):
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            exec((ROOT / "tests/embedding/python/five_lines.py").read_text(), {})
+        self.assertIn("torch.Size([2, 1000, 8, 72])", output.getvalue())
+        self.assertIn("plan", output.getvalue())
 
     def test_host_time_of_a_call_is_small(self):
         import time
