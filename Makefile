@@ -9,6 +9,7 @@
 #   make format      clang-format every source
 #   make tidy        clang-tidy every source
 #   make readme      write the tables of README.md from the code
+#   make docs        write the reference of the public headers to build/docs/html
 #
 # The CUDA headers and NVRTC are found in the usual places or below CUDAToolkit_ROOT=DIR: a toolkit,
 # or the folder `nvidia` of the wheels nvidia-cuda-nvrtc and nvidia-cuda-runtime.
@@ -28,7 +29,7 @@ else
 with_cuda =
 endif
 
-.PHONY: demo check check-warm nvrtc-versions asan tsan gpu-bundle format tidy readme setup configure clean
+.PHONY: demo check check-warm nvrtc-versions asan tsan gpu-bundle format tidy readme docs setup configure clean
 
 setup:
 	@src/install_packages.sh
@@ -126,6 +127,11 @@ readme: configure
 	  $(program) doctor --$$table-table > build/$$table-table.md; \
 	  sed -i -e "/<!-- $$table-table -->/,/<!-- end -->/{/<!-- $$table-table -->/{p;r build/$$table-table.md" -e "};/<!-- end -->/p;d}" README.md; \
 	done
+
+docs:
+	@src/install_packages.sh doxygen
+	@mkdir -p build
+	@doxygen src/package/Doxyfile
 
 clean:
 	@rm -rf build

@@ -37,39 +37,70 @@ DECODED_TOKENS = 24
 
 def siglip_so400m(transformers):
     config = transformers.SiglipVisionConfig(
-        hidden_size=1152, intermediate_size=4304, num_hidden_layers=27, num_attention_heads=16, image_size=384, patch_size=14
+        hidden_size=1152,
+        intermediate_size=4304,
+        num_hidden_layers=27,
+        num_attention_heads=16,
+        image_size=384,
+        patch_size=14,
     )
     return config, transformers.SiglipVisionModel, {"images": 8}
 
 
 def phi_2(transformers):
     config = transformers.PhiConfig(
-        vocab_size=51200, hidden_size=2560, intermediate_size=10240, num_hidden_layers=32, num_attention_heads=32,
-        partial_rotary_factor=0.4, max_position_embeddings=4096,
+        vocab_size=51200,
+        hidden_size=2560,
+        intermediate_size=10240,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        partial_rotary_factor=0.4,
+        max_position_embeddings=4096,
     )
     return config, transformers.PhiForCausalLM, {"batch": 2, "tokens": 2048}
 
 
 def gemma_2_2b(transformers):
     config = transformers.Gemma2Config(
-        vocab_size=32000, hidden_size=2304, intermediate_size=9216, num_hidden_layers=26, num_attention_heads=8,
-        num_key_value_heads=4, head_dim=256, sliding_window=1024, attn_logit_softcapping=50.0, query_pre_attn_scalar=256,
+        vocab_size=32000,
+        hidden_size=2304,
+        intermediate_size=9216,
+        num_hidden_layers=26,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=256,
+        sliding_window=1024,
+        attn_logit_softcapping=50.0,
+        query_pre_attn_scalar=256,
     )
     return config, transformers.Gemma2ForCausalLM, {"batch": 1, "tokens": 4096}
 
 
 def gpt_oss(transformers):
     config = transformers.GptOssConfig(
-        vocab_size=32000, hidden_size=2880, intermediate_size=2880, num_hidden_layers=12, num_attention_heads=64,
-        num_key_value_heads=8, head_dim=64, sliding_window=128, num_local_experts=4, num_experts_per_tok=2,
+        vocab_size=32000,
+        hidden_size=2880,
+        intermediate_size=2880,
+        num_hidden_layers=12,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        head_dim=64,
+        sliding_window=128,
+        num_local_experts=4,
+        num_experts_per_tok=2,
     )
     return config, transformers.GptOssForCausalLM, {"batch": 1, "tokens": 4096}
 
 
 def qwen_2_5_05b(transformers):
     config = transformers.Qwen2Config(
-        vocab_size=32000, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
-        num_key_value_heads=2, max_position_embeddings=8192,
+        vocab_size=32000,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        max_position_embeddings=8192,
     )
     return config, transformers.Qwen2ForCausalLM, {"batch": 2, "tokens": 4096}
 
@@ -81,20 +112,29 @@ def make_inputs(torch, config, sizes):
     if "images" in sizes:
         shape = (sizes["images"], 3, config.image_size, config.image_size)
         return {"pixel_values": torch.randn(shape, device="cuda")}
-    return {"input_ids": torch.randint(0, config.vocab_size, (sizes["batch"], sizes["tokens"]), device="cuda")}
+    return {
+        "input_ids": torch.randint(
+            0, config.vocab_size, (sizes["batch"], sizes["tokens"]), device="cuda"
+        )
+    }
 
 
 def result_of(model, inputs):
     """Logits, or the last hidden state of a tower."""
     floating = next(model.parameters()).dtype
-    inputs = {name: value.to(floating) if value.is_floating_point() else value for name, value in inputs.items()}
+    inputs = {
+        name: value.to(floating) if value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
     output = model(**inputs)
     return output.logits if hasattr(output, "logits") else output.last_hidden_state
 
 
 def relative_error(torch, got, expected):
     total, difference = 0.0, 0.0
-    for row, exact in zip(got, expected):  # by sequence, so that no fp32 copy of all logits is needed
+    for row, exact in zip(
+        got, expected
+    ):  # by sequence, so that no fp32 copy of all logits is needed
         difference += (row.float() - exact).square().sum().item()
         total += exact.square().sum().item()
     return (difference / total) ** 0.5
@@ -133,8 +173,12 @@ def measure_decode(torch, model, inputs, names, rounds):
             torch.cuda.synchronize()
             start = time.perf_counter()
             model.generate(
-                prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=DECODED_TOKENS,
-                min_new_tokens=DECODED_TOKENS, do_sample=False, pad_token_id=0,
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=DECODED_TOKENS,
+                min_new_tokens=DECODED_TOKENS,
+                do_sample=False,
+                pad_token_id=0,
             )
             torch.cuda.synchronize()
             if turn:  # the first compiles
@@ -186,23 +230,32 @@ def run_model(name, implementations, rounds, decode):
                 model.set_attn_implementation(implementation)
                 errors[implementation] = relative_error(torch, result_of(model, inputs), expected)
             except Exception as refusal:  # whatever an implementation raises, it has no figure
-                notes[implementation] = f"{type(refusal).__name__}: {str(refusal).strip().splitlines()[0][:160]}"
+                notes[implementation] = (
+                    f"{type(refusal).__name__}: {str(refusal).strip().splitlines()[0][:160]}"
+                )
                 if implementation == "tilewright":
                     raise
                 continue
-            if implementation not in ("eager", "tilewright") and errors[implementation] > WRONG * errors["eager"]:
+            if (
+                implementation not in ("eager", "tilewright")
+                and errors[implementation] > WRONG * errors["eager"]
+            ):
                 notes[implementation] = f"wrong answer: relative error {errors[implementation]:.1e}"
                 continue
             served.append(implementation)
         del expected
-        calls = {call.prepared.spec: call.prepared.explain() for call in tilewright._call._calls.values()}
+        calls = {
+            call.prepared.spec: call.prepared.explain() for call in tilewright._call._calls.values()
+        }
         tilewright._call._calls.clear()
         text = f"{type(config).__name__} {json.dumps(sizes)}"
         plans = "\n".join(calls.values())
         times = measure_prefill(torch, model, inputs, served, rounds)
         rows = [row_of(f"{name}_prefill", text, times, errors, notes, plans)]
         if decode and "input_ids" in inputs:
-            served = [peer for peer in served if peer != "flex_attention"]  # it compiles anew for each length
+            served = [
+                peer for peer in served if peer != "flex_attention"
+            ]  # it compiles anew for each length
             times = measure_decode(torch, model, inputs, served, 3)
             rows.append(row_of(f"{name}_decode", text, times, errors, notes, ""))
     return rows
@@ -215,7 +268,9 @@ def main(argv):
     parser.add_argument("--library", help="libtilewright.so (default: the package's)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-decode", action="store_true")
-    parser.add_argument("--results", help="folder to write DEVICE/clients.json into; rows of other models stay")
+    parser.add_argument(
+        "--results", help="folder to write DEVICE/clients.json into; rows of other models stay"
+    )
     parser.add_argument("--commit", default="unknown", help="of the tree that is measured")
     arguments = parser.parse_args(argv)
     import torch
@@ -232,16 +287,28 @@ def main(argv):
     rows = []
     for name in arguments.models:
         try:
-            rows += run_model(name, arguments.implementations.split(","), arguments.rounds, not arguments.no_decode)
+            rows += run_model(
+                name,
+                arguments.implementations.split(","),
+                arguments.rounds,
+                not arguments.no_decode,
+            )
         except (RuntimeError, ValueError) as failure:
-            rows.append({"name": f"{name}_prefill", "spec": name, "holds": False, "why": str(failure)[:400]})
+            rows.append(
+                {"name": f"{name}_prefill", "spec": name, "holds": False, "why": str(failure)[:400]}
+            )
         torch.cuda.empty_cache()
         for row in rows:
             if row["name"].startswith(name):
-                print(json.dumps({key: value for key, value in row.items() if key != "plan"}), flush=True)
+                print(
+                    json.dumps({key: value for key, value in row.items() if key != "plan"}),
+                    flush=True,
+                )
     if arguments.results:
         device = torch.cuda.get_device_name()
-        folder = pathlib.Path(arguments.results) / re.sub(r"[^a-z0-9]+", "_", device.lower().replace("nvidia", "")).strip("_")
+        folder = pathlib.Path(arguments.results) / re.sub(
+            r"[^a-z0-9]+", "_", device.lower().replace("nvidia", "")
+        ).strip("_")
         path = folder / "clients.json"
         kept = []
         if path.exists():
@@ -252,7 +319,9 @@ def main(argv):
         driver = "unknown"
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
             query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-            driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+            driver = subprocess.run(
+                query, capture_output=True, text=True, check=True
+            ).stdout.split()[0]
         header = {
             "topic": "clients",
             "commit": arguments.commit,

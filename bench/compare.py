@@ -722,7 +722,11 @@ def make_package(name, inputs):
         return attend, note
     unbounded = None if name == "fa4" else -1
     window = tuple(unbounded if n < 0 else n for n in (spec.window_left, spec.window_right))
-    options = {"softmax_scale": spec.effective_scale(), "causal": spec.causal, "window_size": window}
+    options = {
+        "softmax_scale": spec.effective_scale(),
+        "causal": spec.causal,
+        "window_size": window,
+    }
     if spec.softcap:
         options["softcap"] = spec.softcap
     if spec.alibi:
@@ -796,7 +800,9 @@ def measured_limits():
         limits[f"{kind} TFLOP/s"] = round(2 * size**3 / do_bench(lambda: a @ b) * 1e-9, 1)
     source = torch.randn(1 << 29, device="cuda")
     target = torch.empty_like(source)
-    limits["TB/s"] = round(2 * 4 * source.numel() / do_bench(lambda: target.copy_(source)) * 1e-9, 2)
+    limits["TB/s"] = round(
+        2 * 4 * source.numel() / do_bench(lambda: target.copy_(source)) * 1e-9, 2
+    )
     return limits
 
 
@@ -878,9 +884,7 @@ def build_row(entry, spec, times, peers_specs, error, bar, notes, plan):
     }
     if notes:
         row["notes"] = notes
-    row["spread"] = round(
-        max((max(r) - min(r)) / statistics.median(r) for r in times.values()), 4
-    )
+    row["spread"] = round(max((max(r) - min(r)) / statistics.median(r) for r in times.values()), 4)
     row["plan"] = plan
     return row
 
@@ -960,7 +964,7 @@ def run_row(entry, entries, library, wanted, rounds, check_only, limits=None):
 
 
 def device_folder(device_name):
-    """"NVIDIA H200" -> "h200"."""
+    """ "NVIDIA H200" -> "h200"."""
     return re.sub(r"[^a-z0-9]+", "_", device_name.lower().replace("nvidia", "")).strip("_")
 
 
@@ -1021,7 +1025,9 @@ def print_row(row):
         return
     verdict = "ok" if row["holds"] else "DOES NOT HOLD"
     if row["unit"] == "relative error":
-        print(f"{row['name']:<28} error {row['value']:.2e} (bar {row['peer_value']:.2e})  {verdict}")
+        print(
+            f"{row['name']:<28} error {row['value']:.2e} (bar {row['peer_value']:.2e})  {verdict}"
+        )
         return
     must = "-" if row["must"] is None else f"{row['must']:.2f}"
     ratio = f"{row['ratio']:.3f}" if "ratio" in row else "-"
@@ -1099,7 +1105,9 @@ def parse_arguments(argv):
     parser.add_argument("--rows", nargs="+", default=[], help="names in peers.json, or patterns")
     parser.add_argument("--spec", action="append", default=[], help="a spec that is no row")
     parser.add_argument("--zoo", nargs="+", default=[], help="names in zoo.jsonl, or patterns")
-    parser.add_argument("--peers", help="comma separated; '' for none (default: all that are found)")
+    parser.add_argument(
+        "--peers", help="comma separated; '' for none (default: all that are found)"
+    )
     parser.add_argument("--html", help="file for a page with the results")
     parser.add_argument("--library", help="libtilewright.so (default: below build/)")
     parser.add_argument("--rounds", type=int, default=3)

@@ -42,13 +42,19 @@ def chart(row):
     limit = row.get("limit")
     most = max([value for _, value in bars] + ([limit] if limit else []))
     height = len(bars) * (BAR + GAP)
-    parts = [f'<svg width="{LABEL + WIDTH + VALUE}" height="{height}" role="img" aria-label="{html.escape(row["name"])}">']
+    parts = [
+        f'<svg width="{LABEL + WIDTH + VALUE}" height="{height}" role="img" aria-label="{html.escape(row["name"])}">'
+    ]
     for n, (name, value) in enumerate(bars):
         y = n * (BAR + GAP)
         length = max(1.0, WIDTH * value / most)
         kind = "ours" if name == "tilewright" else "peer"
-        parts.append(f'<text x="{LABEL - 6}" y="{y + 11}" text-anchor="end">{html.escape(name)}</text>')
-        parts.append(f'<rect class="{kind}" x="{LABEL}" y="{y}" width="{length:.1f}" height="{BAR}"/>')
+        parts.append(
+            f'<text x="{LABEL - 6}" y="{y + 11}" text-anchor="end">{html.escape(name)}</text>'
+        )
+        parts.append(
+            f'<rect class="{kind}" x="{LABEL}" y="{y}" width="{length:.1f}" height="{BAR}"/>'
+        )
         parts.append(f'<text x="{LABEL + length + 4:.1f}" y="{y + 11}">{value:g}</text>')
     if limit:
         x = LABEL + WIDTH * limit / most
@@ -68,7 +74,12 @@ def ratio_of(row):
 def first_calls(row):
     calls = {"tilewright": row.get("first_call_ms")}
     calls.update((name, peer.get("first_call_ms")) for name, peer in row.get("peers", {}).items())
-    return "<br>".join(f"{html.escape(name)} {ms:,.0f} ms" for name, ms in calls.items() if ms is not None) or "–"
+    return (
+        "<br>".join(
+            f"{html.escape(name)} {ms:,.0f} ms" for name, ms in calls.items() if ms is not None
+        )
+        or "–"
+    )
 
 
 def table_row(row):
@@ -78,7 +89,11 @@ def table_row(row):
     if "value" not in row:
         return f'<tr><td>{title}</td><td colspan="4" class="worse">{html.escape(row.get("why", "no figure"))}</td></tr>'
     ratio = ratio_of(row)
-    shown = "–" if ratio is None else f'<span class="{"better" if ratio >= 1 else "worse"}">{ratio:.2f}×</span>'
+    shown = (
+        "–"
+        if ratio is None
+        else f'<span class="{"better" if ratio >= 1 else "worse"}">{ratio:.2f}×</span>'
+    )
     share = f'{100 * row["value"] / row["limit"]:.0f} %' if row.get("limit") else "–"
     return (
         f"<tr><td>{title}</td><td>{chart(row)}</td><td class='figure'>{shown}</td>"
@@ -93,7 +108,11 @@ def section(results):
     )
     limits = results.get("limits")
     if limits:
-        about += " Measured limits: " + ", ".join(f"{html.escape(k)} {v:g}" for k, v in limits.items()) + "."
+        about += (
+            " Measured limits: "
+            + ", ".join(f"{html.escape(k)} {v:g}" for k, v in limits.items())
+            + "."
+        )
     units = sorted({row["unit"] for row in results["rows"] if "unit" in row})
     return (
         f'<h2>{html.escape(results["topic"])}</h2><p class="meta">{about}</p><table><tr><th>Shape</th>'

@@ -19,7 +19,7 @@ for package in $packages; do
   [ "$status" = installed ] || missing="$missing $package"
 done
 # A cmake or compiler from elsewhere serves as well.
-for pair in cmake:cmake ninja-build:ninja g++:g++ python3:python3 patchelf:patchelf; do
+for pair in cmake:cmake ninja-build:ninja g++:g++ python3:python3 patchelf:patchelf doxygen:doxygen; do
   if command -v "${pair#*:}" >/dev/null 2>&1; then
     missing=$(echo " $missing " | sed "s/ ${pair%:*} / /")
   fi

@@ -71,15 +71,23 @@ class LimitTest(unittest.TestCase):
     def test_arithmetic_bounds_long_sequences_and_memory_decode(self):
         long = compare.parse_spec("fwd bf16 b=2 h=16 s=8192 d=128")
         self.assertEqual(compare.limit_of(long, self.LIMITS), 800)
-        self.assertEqual(compare.limit_of(compare.parse_spec("fwd fp32 b=2 h=16 s=8192 d=128"), self.LIMITS), 50)
+        self.assertEqual(
+            compare.limit_of(compare.parse_spec("fwd fp32 b=2 h=16 s=8192 d=128"), self.LIMITS), 50
+        )
         decode = compare.parse_spec("fwd bf16 b=16 h=32/8 s=1/8192 d=128")
         milliseconds = compare.bytes_moved(decode) / 4e12 * 1e3
-        self.assertAlmostEqual(compare.limit_of(decode, self.LIMITS), compare.tera(decode, milliseconds))
+        self.assertAlmostEqual(
+            compare.limit_of(decode, self.LIMITS), compare.tera(decode, milliseconds)
+        )
 
     def test_terms_count_as_they_are_stored(self):
         plain = compare.parse_spec("fwd bf16 b=2 h=4 s=64 d=32")
-        masked = compare.parse_spec("fwd bf16 b=2 h=4 s=64 d=32 bias=fp32:1,4,64,64 mask=bool:2,1,1,64")
-        self.assertEqual(compare.bytes_moved(masked) - compare.bytes_moved(plain), 4 * 4 * 64 * 64 + 2 * 64)
+        masked = compare.parse_spec(
+            "fwd bf16 b=2 h=4 s=64 d=32 bias=fp32:1,4,64,64 mask=bool:2,1,1,64"
+        )
+        self.assertEqual(
+            compare.bytes_moved(masked) - compare.bytes_moved(plain), 4 * 4 * 64 * 64 + 2 * 64
+        )
 
 
 class PackagesTest(unittest.TestCase):
@@ -93,7 +101,9 @@ class PackagesTest(unittest.TestCase):
             return (q, "lse")
 
         module = types.SimpleNamespace(flash_attn_func=record)
-        inputs = types.SimpleNamespace(spec=compare.parse_spec(text), q="q", k="k", v="v", slopes="slopes")
+        inputs = types.SimpleNamespace(
+            spec=compare.parse_spec(text), q="q", k="k", v="v", slopes="slopes"
+        )
         with unittest.mock.patch.object(importlib, "import_module", return_value=module):
             call, _ = compare.make_peer(name, inputs)
         self.assertEqual(call(), "q")
@@ -103,10 +113,15 @@ class PackagesTest(unittest.TestCase):
         options = self.runner("fa2", "fwd bf16 h=4 s=64 d=64 causal window=9,0 softcap=5 alibi")
         self.assertEqual(options["window_size"], (9, 0))
         self.assertEqual((options["softcap"], options["alibi_slopes"]), (5, "slopes"))
-        self.assertEqual(self.runner("fa4", "fwd bf16 h=4 s=64 d=64 causal")["window_size"], (None, None))
+        self.assertEqual(
+            self.runner("fa4", "fwd bf16 h=4 s=64 d=64 causal")["window_size"], (None, None)
+        )
 
     def test_what_they_cannot_is_refused(self):
-        for name, text in (("fa3", "fwd bf16 h=4 s=64 d=64 alibi"), ("xformers", "fwd bf16 h=4 s=64 d=64 softcap=3")):
+        for name, text in (
+            ("fa3", "fwd bf16 h=4 s=64 d=64 alibi"),
+            ("xformers", "fwd bf16 h=4 s=64 d=64 softcap=3"),
+        ):
             with self.assertRaises(compare.TilewrightError):
                 self.runner(name, text)
 
@@ -183,7 +198,9 @@ class RowsTest(unittest.TestCase):
 
         best = {"name": "x", "versus": "best", "must": None, "aim": None}
         fastest = row({"tilewright": [1], "cudnn": [4], "flash": [2]}, best)
-        self.assertEqual((fastest["peer"], fastest["ratio"], fastest["holds"]), ("flash", 2.0, True))
+        self.assertEqual(
+            (fastest["peer"], fastest["ratio"], fastest["holds"]), ("flash", 2.0, True)
+        )
         self.assertTrue(row({"tilewright": [1]}, best)["holds"])
 
         # By the rate of another shape, whose work is another.
@@ -277,8 +294,9 @@ def header_fields(kind, name):
     body = re.search(rf"typedef {kind} {name} {{(.*?)}} {name};", text, re.S)[1]
     fields = []
     for declaration in body.split(";"):
-        match = re.fullmatch(r"\s*(?:const )?(\w+)\s*(\*)?\s*(?:const )?(\w+)(?:\[(\d+)\])?\s*",
-                             declaration)
+        match = re.fullmatch(
+            r"\s*(?:const )?(\w+)\s*(\*)?\s*(?:const )?(\w+)(?:\[(\d+)\])?\s*", declaration
+        )
         if not match:
             pointer = re.fullmatch(r"\s*const void\s*\*\s*(\w+)\[(\d+)\]\s*", declaration)
             if pointer:

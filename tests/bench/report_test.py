@@ -33,7 +33,13 @@ RESULTS = {
             "first_call_ms": 812.0,
             "peers": {"flash": {"value": 250.0}, "cudnn": {"value": 320.0, "first_call_ms": 95.0}},
         },
-        {"name": "siglip", "spec": "siglip", "value": 10.0, "unit": "ms", "peers": {"sdpa": {"ms": 12.0}}},
+        {
+            "name": "siglip",
+            "spec": "siglip",
+            "value": 10.0,
+            "unit": "ms",
+            "peers": {"sdpa": {"ms": 12.0}},
+        },
         {"name": "broken", "spec": "fwd bf16 d=7", "holds": False, "why": "no <kernel>"},
     ],
 }
@@ -72,8 +78,18 @@ class ReportTest(unittest.TestCase):
 
     def test_every_row_is_there_with_its_figures(self):
         text = "".join(self.reader.text)
-        for expected in ("d128", "fwd bf16 d=128 bias=<x>", "1.25×", "50 %", "tilewright 812 ms", "cudnn 95 ms",
-                         "1.20×", "no <kernel>", "0123456789ab", "TB/s 4.3"):
+        for expected in (
+            "d128",
+            "fwd bf16 d=128 bias=<x>",
+            "1.25×",
+            "50 %",
+            "tilewright 812 ms",
+            "cudnn 95 ms",
+            "1.20×",
+            "no <kernel>",
+            "0123456789ab",
+            "TB/s 4.3",
+        ):
             self.assertIn(expected, text)
 
     def test_bars_are_as_long_as_their_values(self):
@@ -95,7 +111,9 @@ class ReportTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder)
             (path / "results.json").write_text(json.dumps(RESULTS))
-            self.assertEqual(report.main([str(path / "results.json"), "--html", str(path / "page.html")]), 0)
+            self.assertEqual(
+                report.main([str(path / "results.json"), "--html", str(path / "page.html")]), 0
+            )
             self.assertEqual((path / "page.html").read_text(), self.page)
 
 

@@ -43,15 +43,37 @@ class EmbeddingTest(unittest.TestCase):
         cls.addClassCleanup(shutil.rmtree, cls.folder)
         cls.prefix = cls.folder / "prefix"
         for component in ("runtime", "development", "program"):
-            run(["cmake", "--install", cls.options.build, "--prefix", cls.prefix, "--component", component])
+            run(
+                [
+                    "cmake",
+                    "--install",
+                    cls.options.build,
+                    "--prefix",
+                    cls.prefix,
+                    "--component",
+                    component,
+                ]
+            )
         (cls.library,) = cls.prefix.glob("**/libtilewright.so.[0-9]*.[0-9]*.[0-9]*")
         cls.driver = cls.options.driver / "libcuda.so.1"
 
     def configure(self, project, *definitions):
         binary = self.folder / self.id().rpartition(".")[2]
         run(
-            ["cmake", "-S", HERE / project, "-B", binary, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={self.prefix}"]
-            + [f"-DCUDA_INCLUDE_DIR={self.options.cuda_include}", f"-DCUDA_DRIVER_LIBRARY={self.driver}"]
+            [
+                "cmake",
+                "-S",
+                HERE / project,
+                "-B",
+                binary,
+                "-G",
+                "Ninja",
+                f"-DCMAKE_PREFIX_PATH={self.prefix}",
+            ]
+            + [
+                f"-DCUDA_INCLUDE_DIR={self.options.cuda_include}",
+                f"-DCUDA_DRIVER_LIBRARY={self.driver}",
+            ]
             + [f"-D{definition}" for definition in definitions]
         )
         return binary
@@ -87,11 +109,19 @@ class EmbeddingTest(unittest.TestCase):
 
     def test_the_readme_shows_these_programs(self):
         readme = (self.options.source / "README.md").read_text()
-        for name, language in (("cpp/main.cc", "cpp"), ("c/main.c", "c"), ("python/five_lines.py", "python")):
+        for name, language in (
+            ("cpp/main.cc", "cpp"),
+            ("c/main.c", "c"),
+            ("python/five_lines.py", "python"),
+        ):
             text = (HERE / name).read_text()
-            shown = re.search(rf"<!-- {pathlib.Path(name).name} -->\n```{language}\n(.*?)```", readme, re.DOTALL)
+            shown = re.search(
+                rf"<!-- {pathlib.Path(name).name} -->\n```{language}\n(.*?)```", readme, re.DOTALL
+            )
             self.assertEqual(shown and shown[1], text, name)
-            self.assertLessEqual(text.count("\n"), {"cpp": 30, "c": 40, "python": 5}[language], name)
+            self.assertLessEqual(
+                text.count("\n"), {"cpp": 30, "c": 40, "python": 5}[language], name
+            )
 
     def test_pkg_config(self):
         if shutil.which("pkg-config") is None:
@@ -103,12 +133,19 @@ class EmbeddingTest(unittest.TestCase):
         ):
             flags = run(["pkg-config", "--cflags", "--libs", module], env=environment).split()
             application = self.folder / f"{module}_application"
-            run(compiler + ["-o", application, HERE / source, f"-I{self.options.cuda_include}"] + flags + [self.driver])
+            run(
+                compiler
+                + ["-o", application, HERE / source, f"-I{self.options.cuda_include}"]
+                + flags
+                + [self.driver]
+            )
             self.check_output(self.run_application(application))
 
     def test_the_library_needs_no_cuda(self):
         needed = set(re.findall(r"NEEDED.*\[(.*)\]", run(["readelf", "-d", self.library])))
-        allowed = re.compile(r"lib(stdc\+\+|crypto|absl_\w+|m|gcc_s|c|asan|ubsan|tsan)\.so[.0-9]*|ld-linux.*")
+        allowed = re.compile(
+            r"lib(stdc\+\+|crypto|absl_\w+|m|gcc_s|c|asan|ubsan|tsan)\.so[.0-9]*|ld-linux.*"
+        )
         self.assertEqual([name for name in needed if not allowed.fullmatch(name)], [])
         self.assertNotRegex(run(["ldd", self.library]), "libcuda|libnvrtc|libcudart")
         soname = re.search(r"SONAME.*\[(.*)\]", run(["readelf", "-d", self.library]))[1]
@@ -127,17 +164,39 @@ class EmbeddingTest(unittest.TestCase):
         self.assertEqual(headers, public)
 
     def test_the_installed_program_runs(self):
-        self.assertIn("attn_", run([self.prefix / "bin/tilewright", "explain", "fwd", "bf16", "d=64", "--arch", "sm_90a"]))
+        self.assertIn(
+            "attn_",
+            run(
+                [
+                    self.prefix / "bin/tilewright",
+                    "explain",
+                    "fwd",
+                    "bf16",
+                    "d=64",
+                    "--arch",
+                    "sm_90a",
+                ]
+            ),
+        )
 
     def check_subproject(self, how):
-        binary = self.configure("subproject", f"HOW={how}", f"TILEWRIGHT_SOURCE_DIR={self.options.source}")
+        binary = self.configure(
+            "subproject", f"HOW={how}", f"TILEWRIGHT_SOURCE_DIR={self.options.source}"
+        )
         targets = run(["ninja", "-C", binary, "-t", "targets", "all"])
         self.assertNotRegex(targets, r"(?m)^(\w+_test|.*src/cli/.*|install): ")
         if self.options.whole:
             run(["cmake", "--build", binary, "--target", "application", "--parallel", "2"])
             self.check_output(self.run_application(binary / "application"))
         else:
-            run(["ninja", "-C", binary, *re.findall(r"(?m)^(CMakeFiles/application\S*main\.cc\.o):", targets)])
+            run(
+                [
+                    "ninja",
+                    "-C",
+                    binary,
+                    *re.findall(r"(?m)^(CMakeFiles/application\S*main\.cc\.o):", targets),
+                ]
+            )
 
     def test_add_subdirectory(self):
         self.check_subproject("add_subdirectory")
@@ -148,7 +207,15 @@ class EmbeddingTest(unittest.TestCase):
     def test_debian_packages(self):
         if shutil.which("dpkg-deb") is None:
             self.skipTest("no dpkg-deb")
-        run(["cpack", "--config", self.options.build / "CPackConfig.cmake", "-B", self.folder / "deb"])
+        run(
+            [
+                "cpack",
+                "--config",
+                self.options.build / "CPackConfig.cmake",
+                "-B",
+                self.folder / "deb",
+            ]
+        )
         contents = {}
         for package in (self.folder / "deb").glob("*.deb"):
             name = run(["dpkg-deb", "--field", package, "Package"]).strip()

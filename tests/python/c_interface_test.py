@@ -45,7 +45,9 @@ def fields_of(name):
     """Names of the fields of a struct in the header."""
     body = re.search(r"typedef struct %s \{(.*?)\n\} %s;" % (name, name), HEADER, re.DOTALL)[1]
     body = re.sub(r"/\*.*?\*/", "", body, flags=re.DOTALL)
-    return [re.search(r"(\w+)(\[\d+\])?$", line.strip())[1] for line in body.split(";") if line.strip()]
+    return [
+        re.search(r"(\w+)(\[\d+\])?$", line.strip())[1] for line in body.split(";") if line.strip()
+    ]
 
 
 class CInterfaceTest(unittest.TestCase):
@@ -70,21 +72,37 @@ class CInterfaceTest(unittest.TestCase):
             path = pathlib.Path(folder)
             (path / "layout.c").write_text("\n".join(source + ["}"]))
             subprocess.run(
-                [compiler, "-std=c11", f"-I{ROOT}/src/include", "-o", path / "layout", path / "layout.c"], check=True
+                [
+                    compiler,
+                    "-std=c11",
+                    f"-I{ROOT}/src/include",
+                    "-o",
+                    path / "layout",
+                    path / "layout.c",
+                ],
+                check=True,
             )
-            output = subprocess.run([path / "layout"], check=True, capture_output=True, text=True).stdout
+            output = subprocess.run(
+                [path / "layout"], check=True, capture_output=True, text=True
+            ).stdout
         self.assertEqual(layout_in_python(), output.splitlines())
 
     def test_every_function_is_there_with_its_number_of_arguments(self):
         declared = {}
         for name, arguments in re.findall(r"\nTW_API [^(]*?\b(tw_\w+)\(([^)]*)\);", HEADER):
             declared[name] = 0 if arguments == "void" else arguments.count(",") + 1
-        self.assertEqual(declared, {name: len(arguments) for name, (_, arguments) in _c._PROTOTYPES.items()})
+        self.assertEqual(
+            declared, {name: len(arguments) for name, (_, arguments) in _c._PROTOTYPES.items()}
+        )
 
     def test_enumerations(self):
         values = {}
-        for body in re.findall(r"enum \{(.*?)\}", re.sub(r"/\*.*?\*/", "", HEADER, flags=re.DOTALL), re.DOTALL):
-            values.update((name, int(value)) for name, value in re.findall(r"TW_(\w+) = (-?\d+)", body))
+        for body in re.findall(
+            r"enum \{(.*?)\}", re.sub(r"/\*.*?\*/", "", HEADER, flags=re.DOTALL), re.DOTALL
+        ):
+            values.update(
+                (name, int(value)) for name, value in re.findall(r"TW_(\w+) = (-?\d+)", body)
+            )
         for name, value in values.items():
             if hasattr(_c, name):
                 self.assertEqual(getattr(_c, name), value, name)

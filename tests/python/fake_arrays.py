@@ -4,7 +4,14 @@ import ctypes
 
 from tilewright import _arrays
 
-KINDS = {"fp16": (2, 16), "bf16": (4, 16), "fp32": (2, 32), "e4m3": (10, 8), "int8": (0, 8), "bool": (6, 8)}
+KINDS = {
+    "fp16": (2, 16),
+    "bf16": (4, 16),
+    "fp32": (2, 32),
+    "e4m3": (10, 8),
+    "int8": (0, 8),
+    "bool": (6, 8),
+}
 KINDS.update({"int32": (0, 32), "int64": (0, 64), "fp64": (2, 64)})
 
 _Destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -48,7 +55,16 @@ class FakeArray:
         self._shape = (ctypes.c_int64 * n)(*self.shape)
         self._strides = (ctypes.c_int64 * n)(*self.strides)
         self._tensor = _arrays._DLTensor(
-            ctypes.addressof(self.memory), self.device_type, 0, n, code, bits, 1, self._shape, self._strides, self.offset
+            ctypes.addressof(self.memory),
+            self.device_type,
+            0,
+            n,
+            code,
+            bits,
+            1,
+            self._shape,
+            self._strides,
+            self.offset,
         )
         return _new_capsule(ctypes.addressof(self._tensor), b"dltensor", _no_destructor)
 

@@ -28,7 +28,9 @@ STORE = tempfile.TemporaryDirectory()
 
 def setUpModule():
     tilewright.use_library(os.environ["TEST_LIBRARY"])
-    tilewright.set_default_runtime(tilewright.Runtime(cache_dir=STORE.name, log_level="error", tune_policy="off"))
+    tilewright.set_default_runtime(
+        tilewright.Runtime(cache_dir=STORE.name, log_level="error", tune_policy="off")
+    )
     unittest.addModuleCleanup(STORE.cleanup)
     unittest.addModuleCleanup(tilewright.default_runtime().flush)
 
@@ -39,7 +41,12 @@ def call_of(options, arrays, terms=()):
 
 
 def qkvo(shape_q=(2, 10, 4, 16), shape_kv=(2, 12, 2, 16), **more):
-    arrays = {"q": FakeArray(shape_q), "k": FakeArray(shape_kv), "v": FakeArray(shape_kv), "o": FakeArray(shape_q)}
+    arrays = {
+        "q": FakeArray(shape_q),
+        "k": FakeArray(shape_kv),
+        "v": FakeArray(shape_kv),
+        "o": FakeArray(shape_q),
+    }
     return {**arrays, **more}
 
 
@@ -58,15 +65,22 @@ class CallTest(unittest.TestCase):
         self.assertIn("layout=bhsd", call.prepared.spec)
         self.assertEqual((call.args.q.strides.seq, call.args.q.strides.head), (16, 160))
         # A [batch, head, sequence, dim] view of [batch, sequence, head, dim] memory.
-        strides = {"q": (640, 16, 64, 1), "k": (384, 16, 32, 1), "v": (384, 16, 32, 1), "o": (640, 16, 64, 1)}
+        strides = {
+            "q": (640, 16, 64, 1),
+            "k": (384, 16, 32, 1),
+            "v": (384, 16, 32, 1),
+            "o": (640, 16, 64, 1),
+        }
         arrays = {name: FakeArray(arrays[name].shape, strides=strides[name]) for name in "qkvo"}
         call = call_of(tilewright.Options(layout="bhsd"), arrays)
         self.assertNotIn("layout", call.prepared.spec)
         self.assertNotIn("strides", call.prepared.spec)
 
     def test_growing_sequences_share_a_spec(self):
-        self.assertEqual([_call.typical(n) for n in (1, 49, 64, 65, 729, 1000, 1024, 1025)],
-                         [1, 49, 64, 72, 768, 1024, 1024, 1152])
+        self.assertEqual(
+            [_call.typical(n) for n in (1, 49, 64, 65, 729, 1000, 1024, 1025)],
+            [1, 49, 64, 72, 768, 1024, 1024, 1152],
+        )
         specs = set()
         for length in range(1001, 1024):
             keys = (1, 2, length, 16)  # of a cache that is concatenated, beside a view of the query
@@ -87,12 +101,18 @@ class CallTest(unittest.TestCase):
         call = call_of(tilewright.Options(), qkvo(), (mask, bias))
         self.assertIn("bias=fp16:1,4,10,12", call.prepared.spec)
         self.assertIn("mask=bool:2,1,1,12", call.prepared.spec)
-        with self.assertRaisesRegex(tilewright.InvalidArgumentError, "terms.0. .*dimension 3 must be 1 or 12"):
+        with self.assertRaisesRegex(
+            tilewright.InvalidArgumentError, "terms.0. .*dimension 3 must be 1 or 12"
+        ):
             call_of(tilewright.Options(), qkvo(), (FakeArray((2, 1, 1, 11), "bool"),))
 
     def test_packed_sequences(self):
         lengths = FakeArray((4,), "int32")
-        arrays = {"q": FakeArray((30, 4, 16)), "k": FakeArray((40, 2, 16)), "v": FakeArray((40, 2, 24))}
+        arrays = {
+            "q": FakeArray((30, 4, 16)),
+            "k": FakeArray((40, 2, 16)),
+            "v": FakeArray((40, 2, 24)),
+        }
         arrays.update(o=FakeArray((30, 4, 24)), cu_seqlens_q=lengths, cu_seqlens_kv=lengths)
         call = call_of(tilewright.Options(max_seqlen_q=20, max_seqlen_kv=25), arrays)
         self.assertIn("b=3 h=4/2 s=20/25 d=16/24", call.prepared.spec)
@@ -100,8 +120,12 @@ class CallTest(unittest.TestCase):
         self.assertEqual((call.args.total_q, call.args.total_kv), (30, 40))
 
     def test_pages(self):
-        arrays = qkvo((2, 1, 4, 16), (9, 8, 2, 16), page_table=FakeArray((2, 5), "int32"),
-                      seqused_kv=FakeArray((2,), "int32"))
+        arrays = qkvo(
+            (2, 1, 4, 16),
+            (9, 8, 2, 16),
+            page_table=FakeArray((2, 5), "int32"),
+            seqused_kv=FakeArray((2,), "int32"),
+        )
         call = call_of(tilewright.Options(), arrays)
         self.assertIn("paged=8", call.prepared.spec)
         self.assertEqual((call.args.seqlen_kv, call.args.page_table_stride), (40, 5))
@@ -138,8 +162,13 @@ class AttentionTest(unittest.TestCase):
         operands = {name: _arrays.from_dlpack(name, array, 0) for name, array in arrays.items()}
         term = FakeArray((2, 4, 10, 12), offset=8)
         terms = [_arrays.from_dlpack("term", term, 0)]
-        call = _call.find(tilewright.Options(scalars=(("gain", 2.5), ("limit", 7)), score="score * gain + limit"),
-                          operands, terms, (), 0)
+        call = _call.find(
+            tilewright.Options(scalars=(("gain", 2.5), ("limit", 7)), score="score * gain + limit"),
+            operands,
+            terms,
+            (),
+            0,
+        )
         runtime, call.runtime = call.runtime, Recorder()
         self.addCleanup(setattr, call, "runtime", runtime)
         call.launch(operands, terms, (), 16, None)
@@ -148,7 +177,9 @@ class AttentionTest(unittest.TestCase):
         for name in "qkvo":
             self.assertEqual(getattr(args, name).data, arrays[name].address, name)
         self.assertEqual(args.sinks, arrays["sinks"].address)
-        self.assertEqual((args.alibi_slopes, args.alibi_stride_batch), (arrays["alibi_slopes"].address, 4))
+        self.assertEqual(
+            (args.alibi_slopes, args.alibi_stride_batch), (arrays["alibi_slopes"].address, 4)
+        )
         self.assertEqual(args.bias[0].data, term.address)
         self.assertEqual((args.bias[0].stride_batch, args.bias[0].stride_q), (480, 12))
         self.assertEqual((args.snippet_scalars[0].f, args.snippet_scalars[1].i), (2.5, 7))
@@ -156,17 +187,43 @@ class AttentionTest(unittest.TestCase):
     def test_what_is_wrong_is_named(self):
         q, kv = FakeArray((2, 10, 4, 16)), FakeArray((2, 12, 2, 16))
         for error, text, arguments, options in (
-            (tilewright.InvalidArgumentError, "heads_q = 4: must be a multiple of heads_kv = 3",
-             (q, *[FakeArray((2, 12, 3, 16))] * 2), {}),
-            (tilewright.InvalidArgumentError, "q lies on DLPack device type 1",
-             (FakeArray((2, 10, 4, 16), device_type=1), kv, kv), {}),
-            (tilewright.InvalidArgumentError, "q has elements of DLPack type 2 with 64 bits",
-             (FakeArray((2, 10, 4, 16), "fp64"), kv, kv), {}),
-            (tilewright.InvalidArgumentError, "layout = 'hsbd': must be one of bshd", (q, kv, kv), {"layout": "hsbd"}),
-            (tilewright.InvalidArgumentError, "k has head dim 8: must be that of q, 16",
-             (q, *[FakeArray((2, 12, 2, 8))] * 2), {}),
+            (
+                tilewright.InvalidArgumentError,
+                "heads_q = 4: must be a multiple of heads_kv = 3",
+                (q, *[FakeArray((2, 12, 3, 16))] * 2),
+                {},
+            ),
+            (
+                tilewright.InvalidArgumentError,
+                "q lies on DLPack device type 1",
+                (FakeArray((2, 10, 4, 16), device_type=1), kv, kv),
+                {},
+            ),
+            (
+                tilewright.InvalidArgumentError,
+                "q has elements of DLPack type 2 with 64 bits",
+                (FakeArray((2, 10, 4, 16), "fp64"), kv, kv),
+                {},
+            ),
+            (
+                tilewright.InvalidArgumentError,
+                "layout = 'hsbd': must be one of bshd",
+                (q, kv, kv),
+                {"layout": "hsbd"},
+            ),
+            (
+                tilewright.InvalidArgumentError,
+                "k has head dim 8: must be that of q, 16",
+                (q, *[FakeArray((2, 12, 2, 8))] * 2),
+                {},
+            ),
             (TypeError, "no argument causl", (q, kv, kv), {"causl": True}),
-            (TypeError, "q is list: must be an array with __dlpack__", ([1], kv, kv), {"stream": 0, "out": q}),
+            (
+                TypeError,
+                "q is list: must be an array with __dlpack__",
+                ([1], kv, kv),
+                {"stream": 0, "out": q},
+            ),
             (tilewright.InvalidArgumentError, "score_snippet", (q, kv, kv), {"score": "scor * 2"}),
         ):
             with self.subTest(text=text), self.assertRaisesRegex(error, text):
@@ -225,7 +282,9 @@ class RuntimeTest(unittest.TestCase):
 
     def test_events_reach_the_log(self):
         events = []
-        tilewright.Runtime(cache_dir="/proc/tilewright", log=lambda level, line: events.append((level, line)))
+        tilewright.Runtime(
+            cache_dir="/proc/tilewright", log=lambda level, line: events.append((level, line))
+        )
         self.assertEqual(events[0][0], "warning")
         self.assertIn("store_memory_only", events[0][1])
 
@@ -255,7 +314,9 @@ class RuntimeTest(unittest.TestCase):
     def test_a_missing_library_is_said(self):
         script = "import tilewright; tilewright.version()"
         environment = dict(os.environ, PYTHONPATH=str(ROOT / "src/python"), LD_LIBRARY_PATH="")
-        output = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+        output = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+        )
         if output.returncode == 0:
             self.skipTest("libtilewright.so.0 is installed on this machine")
         self.assertIn("libtilewright.so was not found", output.stderr)

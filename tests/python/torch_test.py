@@ -45,8 +45,20 @@ def normal(*shape, dtype=torch.bfloat16, seed=0):
     return torch.randn(*shape, generator=generator, device="cuda", dtype=torch.float32).to(dtype)
 
 
-def exact(q, k, v, *, causal=False, window=(-1, -1), scale=None, softcap=0.0, added=None, keep=None, sinks=None,
-          top_left=False):
+def exact(
+    q,
+    k,
+    v,
+    *,
+    causal=False,
+    window=(-1, -1),
+    scale=None,
+    softcap=0.0,
+    added=None,
+    keep=None,
+    sinks=None,
+    top_left=False,
+):
     """[batch, heads, sequence, dim] in fp64, with its LSE."""
     q, k, v = q.double(), k.double(), v.double()
     group = q.shape[1] // k.shape[1]
@@ -56,7 +68,9 @@ def exact(q, k, v, *, causal=False, window=(-1, -1), scale=None, softcap=0.0, ad
         scores = scores + added.double()
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    diagonal = torch.arange(q.shape[2], device=q.device)[:, None] + (0 if top_left else k.shape[2] - q.shape[2])
+    diagonal = torch.arange(q.shape[2], device=q.device)[:, None] + (
+        0 if top_left else k.shape[2] - q.shape[2]
+    )
     key = torch.arange(k.shape[2], device=q.device)[None, :]
     right = 0 if causal else window[1]
     visible = torch.ones_like(scores, dtype=torch.bool)
@@ -86,12 +100,21 @@ class ShapeTest(unittest.TestCase):
             q, k = torch.empty(2, 8, 5, 64, device="cuda"), torch.empty(2, 2, 7, 64, device="cuda")
             v = torch.empty(2, 2, 7, 32, device="cuda")
             o, lse = tw.attention(q, k, v, layout="bhsd", lse=True)
-            self.assertEqual((o.shape, lse.shape, lse.dtype), ((2, 8, 5, 32), (2, 8, 5), torch.float32))
+            self.assertEqual(
+                (o.shape, lse.shape, lse.dtype), ((2, 8, 5, 32), (2, 8, 5), torch.float32)
+            )
             self.assertTrue(o.transpose(1, 2).is_contiguous())
             lengths = torch.empty(4, dtype=torch.int32, device="cuda")
             q, k = torch.empty(20, 8, 64, device="cuda"), torch.empty(30, 2, 64, device="cuda")
             o, lse = tw.attention(
-                q, k, k, cu_seqlens_q=lengths, cu_seqlens_kv=lengths, max_seqlen_q=9, max_seqlen_kv=9, lse=True
+                q,
+                k,
+                k,
+                cu_seqlens_q=lengths,
+                cu_seqlens_kv=lengths,
+                max_seqlen_q=9,
+                max_seqlen_kv=9,
+                lse=True,
             )
             self.assertEqual((o.shape, lse.shape), ((20, 8, 64), (8, 20)))
 
@@ -106,7 +129,9 @@ class ShapeTest(unittest.TestCase):
         q = torch.randn(1, 2, 5, 16)
         self.assertFalse(tw.sdpa_serves(q, q, q))
         expected = functional.scaled_dot_product_attention(q, q, q, is_causal=True)
-        torch.testing.assert_close(tw.scaled_dot_product_attention(q, q, q, is_causal=True), expected)
+        torch.testing.assert_close(
+            tw.scaled_dot_product_attention(q, q, q, is_causal=True), expected
+        )
 
     def test_sdpa_is_replaced_until_unregistered(self):
         original = functional.scaled_dot_product_attention
@@ -119,7 +144,12 @@ class ShapeTest(unittest.TestCase):
 @needs_transformers
 class TransformersMaskTest(unittest.TestCase):
     def mask(self, **arguments):
-        base = {"batch_size": 2, "q_length": 5, "kv_length": 5, "mask_function": masking_utils.causal_mask_function}
+        base = {
+            "batch_size": 2,
+            "q_length": 5,
+            "kv_length": 5,
+            "mask_function": masking_utils.causal_mask_function,
+        }
         return tw._transformers_mask(**{**base, **arguments})
 
     def test_plain_masks_need_no_tensor(self):
@@ -127,7 +157,9 @@ class TransformersMaskTest(unittest.TestCase):
         self.assertIsNone(self.mask(attention_mask=torch.ones(2, 5, dtype=torch.bool)))
         # Keys of a cache before the first query, whole and cut to a window.
         self.assertIsNone(self.mask(q_length=3, kv_length=9, q_offset=6))
-        self.assertIsNone(self.mask(q_length=3, kv_length=9, q_offset=16, kv_offset=10, local_size=9))
+        self.assertIsNone(
+            self.mask(q_length=3, kv_length=9, q_offset=16, kv_offset=10, local_size=9)
+        )
         self.assertIsNone(self.mask(allow_is_causal_skip=False, allow_is_bidirectional_skip=True))
 
     def test_padding_alone_stays_one_row(self):
@@ -141,7 +173,11 @@ class TransformersMaskTest(unittest.TestCase):
     def test_other_rules_are_written_out(self):
         for arguments in (
             {"allow_is_causal_skip": False},  # a rule of the model's own
-            {"q_length": 5, "kv_length": 9, "q_offset": 0},  # a static cache, whose end is not filled yet
+            {
+                "q_length": 5,
+                "kv_length": 9,
+                "q_offset": 0,
+            },  # a static cache, whose end is not filled yet
             {"q_offset": torch.tensor(0)},
         ):
             mask = self.mask(**arguments)
@@ -169,19 +205,27 @@ class NumericsTest(unittest.TestCase):
                 torch.testing.assert_close(got_lse.double(), lse, atol=1e-3, rtol=1e-3)
                 views = [t.transpose(1, 2).contiguous() for t in (q, k, v)]
                 self.check(tw.attention(*views, causal=True).transpose(1, 2), expected, bar)
-                self.check(tw.attention(*(t.transpose(1, 2) for t in views), layout="bhsd", causal=True), expected, bar)
+                self.check(
+                    tw.attention(*(t.transpose(1, 2) for t in views), layout="bhsd", causal=True),
+                    expected,
+                    bar,
+                )
 
     def test_masks_bias_softcap_and_sinks(self):
         q, k, v = normal(2, 4, 70, 64), normal(2, 4, 90, 64, seed=1), normal(2, 4, 90, 64, seed=2)
         bias, keep = normal(1, 4, 70, 90, seed=3), torch.rand(2, 1, 1, 90, device="cuda") < 0.8
         sinks = normal(4, dtype=torch.float32, seed=4)
-        expected, _ = exact(q, k, v, window=(20, 3), softcap=20.0, added=bias, keep=keep, sinks=sinks)
+        expected, _ = exact(
+            q, k, v, window=(20, 3), softcap=20.0, added=bias, keep=keep, sinks=sinks
+        )
         o = tw.attention(
             q, k, v, layout="bhsd", window=(20, 3), softcap=20.0, terms=(bias, keep), sinks=sinks
         )
         self.check(o, expected)
         expected, _ = exact(q, k, v, added=bias.expand(2, -1, -1, -1))
-        self.check(tw.attention(q, k, v, layout="bhsd", terms=(bias.expand(2, -1, -1, -1),)), expected)
+        self.check(
+            tw.attention(q, k, v, layout="bhsd", terms=(bias.expand(2, -1, -1, -1),)), expected
+        )
 
     def test_rows_that_see_nothing_are_zero(self):
         q = normal(1, 2, 8, 64)
@@ -190,14 +234,29 @@ class NumericsTest(unittest.TestCase):
 
     def test_sdpa_is_pytorchs(self):
         q, k = normal(2, 4, 60, 80), normal(2, 2, 60, 80, seed=1)
-        for options in ({}, {"is_causal": True}, {"attn_mask": torch.rand(60, 60, device="cuda") < 0.7}, {"scale": 0.3},
-                        {"attn_mask": normal(4, 60, 60, seed=5)}):
+        for options in (
+            {},
+            {"is_causal": True},
+            {"attn_mask": torch.rand(60, 60, device="cuda") < 0.7},
+            {"scale": 0.3},
+            {"attn_mask": normal(4, 60, 60, seed=5)},
+        ):
             self.assertTrue(tw.sdpa_serves(q, k, k, options.get("attn_mask")))
             got = tw.scaled_dot_product_attention(q, k, k, enable_gqa=True, **options)
-            expected = tw._torch_sdpa(q.float(), k.float(), k.float(), enable_gqa=True, **{
-                name: value.float() if torch.is_tensor(value) and value.dtype != torch.bool else value
-                for name, value in options.items()
-            })
+            expected = tw._torch_sdpa(
+                q.float(),
+                k.float(),
+                k.float(),
+                enable_gqa=True,
+                **{
+                    name: (
+                        value.float()
+                        if torch.is_tensor(value) and value.dtype != torch.bool
+                        else value
+                    )
+                    for name, value in options.items()
+                },
+            )
             self.check(got, expected.double())
 
     def test_dropout_follows_the_generator(self):
@@ -214,7 +273,14 @@ class NumericsTest(unittest.TestCase):
         starts = torch.tensor([0, 5, 5, 42, 106], dtype=torch.int32, device="cuda")
         q, k = normal(106, 4, 64), normal(106, 2, 64, seed=1)
         o = tw.attention(
-            q, k, k, causal=True, cu_seqlens_q=starts, cu_seqlens_kv=starts, max_seqlen_q=64, max_seqlen_kv=64
+            q,
+            k,
+            k,
+            causal=True,
+            cu_seqlens_q=starts,
+            cu_seqlens_kv=starts,
+            max_seqlen_q=64,
+            max_seqlen_kv=64,
         )
         for n, length in enumerate(lengths):
             if length:
@@ -236,7 +302,27 @@ class IntegrationTest(unittest.TestCase):
 
     def test_the_operator_passes_pytorchs_own_check(self):
         q = normal(1, 2, 16, 64)
-        settings = ("bhsd", True, False, -1, -1, None, 0.0, False, 0.0, 0, 0, 0, 0, "", "", False, False, True, None)
+        settings = (
+            "bhsd",
+            True,
+            False,
+            -1,
+            -1,
+            None,
+            0.0,
+            False,
+            0.0,
+            0,
+            0,
+            0,
+            0,
+            "",
+            "",
+            False,
+            False,
+            True,
+            None,
+        )
         torch.library.opcheck(
             torch.ops.tilewright.attention.default,
             (q, q, q, [], *[None] * len(tw._OPTIONAL), *settings),
@@ -323,9 +409,13 @@ class ModelTest(unittest.TestCase):
 
     def logits(self, config, implementation, **inputs):
         torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(
-            config, attn_implementation=implementation, dtype=torch.float32
-        ).cuda().eval()
+        model = (
+            transformers.AutoModelForCausalLM.from_config(
+                config, attn_implementation=implementation, dtype=torch.float32
+            )
+            .cuda()
+            .eval()
+        )
         with torch.no_grad():
             return model(**inputs).logits
 
@@ -336,11 +426,23 @@ class ModelTest(unittest.TestCase):
         torch.testing.assert_close(got[keep], expected[keep], atol=2e-4, rtol=2e-3)
 
     def configs(self):
-        small = dict(vocab_size=64, hidden_size=128, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-                     num_key_value_heads=2, head_dim=32, max_position_embeddings=256)
+        small = dict(
+            vocab_size=64,
+            hidden_size=128,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=256,
+        )
         yield transformers.Qwen2Config(**small)
-        yield transformers.Gemma2Config(**small, sliding_window=20, attn_logit_softcapping=5.0, query_pre_attn_scalar=32)
-        yield transformers.GptOssConfig(**small, sliding_window=20, num_local_experts=2, num_experts_per_tok=1)
+        yield transformers.Gemma2Config(
+            **small, sliding_window=20, attn_logit_softcapping=5.0, query_pre_attn_scalar=32
+        )
+        yield transformers.GptOssConfig(
+            **small, sliding_window=20, num_local_experts=2, num_experts_per_tok=1
+        )
 
     def test_decoders_with_and_without_padding(self):
         ids = torch.randint(0, 64, (2, 70), device="cuda")
@@ -359,16 +461,29 @@ class ModelTest(unittest.TestCase):
             tokens = []
             for implementation in ("eager", "tilewright"):
                 torch.manual_seed(0)
-                model = transformers.AutoModelForCausalLM.from_config(
-                    config, attn_implementation=implementation, dtype=torch.float32
-                ).cuda().eval()
-                tokens.append(model.generate(ids, attention_mask=padding, max_new_tokens=12, do_sample=False,
-                                             pad_token_id=0))
+                model = (
+                    transformers.AutoModelForCausalLM.from_config(
+                        config, attn_implementation=implementation, dtype=torch.float32
+                    )
+                    .cuda()
+                    .eval()
+                )
+                tokens.append(
+                    model.generate(
+                        ids,
+                        attention_mask=padding,
+                        max_new_tokens=12,
+                        do_sample=False,
+                        pad_token_id=0,
+                    )
+                )
             with self.subTest(model=config.model_type):
                 self.assertTrue(torch.equal(*tokens))
 
 
 if __name__ == "__main__":
     if not HAVE_GPU:
-        print("SKIPPED on this machine, which has no GPU that PyTorch sees: numbers, integration and models")
+        print(
+            "SKIPPED on this machine, which has no GPU that PyTorch sees: numbers, integration and models"
+        )
     unittest.main()

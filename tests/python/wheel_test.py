@@ -25,7 +25,9 @@ print("version", tilewright.version())
 
 
 def run(command, **options):
-    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    result = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options
+    )
     return result.returncode, result.stdout
 
 
@@ -37,7 +39,9 @@ def main():
             print(f"SKIPPED: no virtual environments on this machine\n{output}")
             return 77
         pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input"]
-        status, output = run(pip + ["download", "--no-deps", "--retries", "1", "-d", folder, "scikit-build-core"])
+        status, output = run(
+            pip + ["download", "--no-deps", "--retries", "1", "-d", folder, "scikit-build-core"]
+        )
         if status:
             print(f"SKIPPED: pip cannot fetch scikit-build-core\n{output}")
             return 77

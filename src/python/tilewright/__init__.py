@@ -86,7 +86,9 @@ def _namespace(q):
         return sys.modules["torch"], {"device": q.device}
     if hasattr(q, "__array_namespace__"):
         return q.__array_namespace__(), {"device": q.device}
-    raise InvalidArgumentError(f"out is missing: {type(q).__name__} has no __array_namespace__ to make one with")
+    raise InvalidArgumentError(
+        f"out is missing: {type(q).__name__} has no __array_namespace__ to make one with"
+    )
 
 
 def _empty(q, shape, dtype):

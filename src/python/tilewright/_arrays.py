@@ -67,10 +67,14 @@ def _dense_strides(shape):
 def from_dlpack(name, array, stream):
     """An object with __dlpack__. Its producer makes `stream` (an integer handle) wait for what it still computes."""
     if not hasattr(array, "__dlpack__"):
-        raise TypeError(f"{name} is {type(array).__name__}: must be an array with __dlpack__ (PyTorch, CuPy, JAX, ...)")
+        raise TypeError(
+            f"{name} is {type(array).__name__}: must be an array with __dlpack__ (PyTorch, CuPy, JAX, ...)"
+        )
     device_type, device = array.__dlpack_device__()
     if device_type not in CUDA_DEVICES:
-        raise _c.InvalidArgumentError(f"{name} lies on DLPack device type {int(device_type)}: must lie on a CUDA device")
+        raise _c.InvalidArgumentError(
+            f"{name} lies on DLPack device type {int(device_type)}: must lie on a CUDA device"
+        )
     # 1 is how DLPack writes the legacy default stream, whose handle is 0.
     capsule = array.__dlpack__(stream=stream or 1)
     tensor = ctypes.cast(_capsule_pointer(capsule, b"dltensor"), ctypes.POINTER(_DLTensor)).contents
@@ -83,7 +87,9 @@ def from_dlpack(name, array, stream):
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else _dense_strides(shape)
     # The capsule, while it lives, owns the exported memory.
-    return Array((tensor.data or 0) + tensor.byte_offset, kind, shape, strides, device, (capsule, array))
+    return Array(
+        (tensor.data or 0) + tensor.byte_offset, kind, shape, strides, device, (capsule, array)
+    )
 
 
 _torch_types = None
@@ -111,4 +117,6 @@ def from_torch(tensor):
         raise _c.InvalidArgumentError(
             f"a tensor has elements of {tensor.dtype}: must be one of {', '.join(_c.ELEMENT_NAMES)}"
         )
-    return Array(tensor.data_ptr(), kind, tuple(tensor.shape), tensor.stride(), tensor.get_device(), tensor)
+    return Array(
+        tensor.data_ptr(), kind, tuple(tensor.shape), tensor.stride(), tensor.get_device(), tensor
+    )

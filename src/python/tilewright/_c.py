@@ -3,7 +3,18 @@
 import ctypes
 import ctypes.util
 import pathlib
-from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    byref,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint64,
+    c_void_p,
+)
 
 OK, CANCELLED, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND = 0, 1, 3, 4, 5
 RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 8, 9, 12, 13, 14
@@ -225,7 +236,12 @@ class FailedPreconditionError(TilewrightError):
 
 _ERRORS = {
     error.status: error
-    for error in (InvalidArgumentError, UnimplementedError, UnavailableError, FailedPreconditionError)
+    for error in (
+        InvalidArgumentError,
+        UnimplementedError,
+        UnavailableError,
+        FailedPreconditionError,
+    )
 }
 
 # (result, arguments) of each function; None: void, `int`: tw_status.

@@ -47,7 +47,9 @@ class Options:
             ("empty_lse", ("-inf", "+inf")),
         ):
             if getattr(self, field) not in values:
-                raise _c.InvalidArgumentError(f"{field} = {getattr(self, field)!r}: must be one of {', '.join(values)}")
+                raise _c.InvalidArgumentError(
+                    f"{field} = {getattr(self, field)!r}: must be one of {', '.join(values)}"
+                )
 
 
 def typical(length, exact=False):
@@ -69,7 +71,9 @@ def _ordered(name, array, order):
 def _packed(name, array):
     """A [tokens, heads, dim] array as a batch of one."""
     if len(array.shape) != 3:
-        raise _c.InvalidArgumentError(f"{name} has shape {array.shape}: must be [tokens, heads, dim]")
+        raise _c.InvalidArgumentError(
+            f"{name} has shape {array.shape}: must be [tokens, heads, dim]"
+        )
     return (1, *array.shape), (0, *array.strides)
 
 
@@ -127,7 +131,9 @@ class Call:
         spec, args = self.spec, self.args
         order = _ORDERS[options.layout]
         q, k, v, o = (arrays[name] for name in "qkvo")
-        cu_q, cu_kv, pages = (arrays.get(name) for name in ("cu_seqlens_q", "cu_seqlens_kv", "page_table"))
+        cu_q, cu_kv, pages = (
+            arrays.get(name) for name in ("cu_seqlens_q", "cu_seqlens_kv", "page_table")
+        )
         spec.type, spec.kv_type, spec.out_type = q.type, k.type, o.type
         if v.type != k.type:
             raise _c.InvalidArgumentError("k and v have elements of different types")
@@ -135,17 +141,25 @@ class Call:
         for name, array in (("q", q), ("o", o)):
             placed[name] = _packed(name, array) if cu_q else _ordered(name, array, order)
         for name, array in (("k", k), ("v", v)):
-            if pages is not None:  # [pages, tokens of a page, heads, dim] in the order of the layout
+            if (
+                pages is not None
+            ):  # [pages, tokens of a page, heads, dim] in the order of the layout
                 placed[name] = _ordered(name, array, order)
             else:
                 placed[name] = _packed(name, array) if cu_kv else _ordered(name, array, order)
         (q_shape, _), (k_shape, _), (v_shape, _), (o_shape, _) = (placed[name] for name in "qkvo")
         if v_shape[:3] != k_shape[:3]:
-            raise _c.InvalidArgumentError(f"v has shape {v.shape}: must be that of k, {k.shape}, but for the head dim")
+            raise _c.InvalidArgumentError(
+                f"v has shape {v.shape}: must be that of k, {k.shape}, but for the head dim"
+            )
         if o_shape != (*q_shape[:3], v_shape[3]):
-            raise _c.InvalidArgumentError(f"out has shape {o.shape}: must be that of q with the head dim of v")
+            raise _c.InvalidArgumentError(
+                f"out has shape {o.shape}: must be that of q with the head dim of v"
+            )
         if k_shape[3] != q_shape[3]:
-            raise _c.InvalidArgumentError(f"k has head dim {k_shape[3]}: must be that of q, {q_shape[3]}")
+            raise _c.InvalidArgumentError(
+                f"k has head dim {k_shape[3]}: must be that of q, {q_shape[3]}"
+            )
         lengths = cu_q or cu_kv
         args.batch = lengths.shape[0] - 1 if lengths else q_shape[0]
         args.seqlen_q = options.max_seqlen_q or q_shape[1]
@@ -201,7 +215,11 @@ class Call:
         spec.softcap, spec.softcap_before_bias = options.softcap, options.softcap_before_bias
         spec.dropout = options.dropout
         args.dropout_seed, args.dropout_offset = options.dropout_seed, options.dropout_offset
-        spec.lse, spec.lse_base, spec.empty_lse = options.lse, options.lse_base == "2", options.empty_lse == "+inf"
+        spec.lse, spec.lse_base, spec.empty_lse = (
+            options.lse,
+            options.lse_base == "2",
+            options.empty_lse == "+inf",
+        )
         spec.allow_tf32, spec.batch_invariant, spec.exact = (
             options.allow_tf32,
             options.batch_invariant,
@@ -221,7 +239,9 @@ class Call:
         structs = (_c.BiasTerm * len(terms))()
         for n, term in enumerate(terms):
             if len(term.shape) != 4:
-                raise _c.InvalidArgumentError(f"terms[{n}] has shape {term.shape}: must have 4 dimensions")
+                raise _c.InvalidArgumentError(
+                    f"terms[{n}] has shape {term.shape}: must have 4 dimensions"
+                )
             for axis, actual in ((2, args.seqlen_q), (3, args.seqlen_kv)):
                 if _extent(term, axis) not in (1, actual):
                     raise _c.InvalidArgumentError(
@@ -259,10 +279,14 @@ class Call:
             _need("block_mask", blocks, _c.BOOL)
             spec.block_mask_q, spec.block_mask_kv = options.block_mask
             for axis in range(3):
-                args.block_mask_strides[axis] = 0 if blocks.shape[axis] == 1 else blocks.strides[axis]
+                args.block_mask_strides[axis] = (
+                    0 if blocks.shape[axis] == 1 else blocks.strides[axis]
+                )
         if arrays.get("q_scale") is not None:
             _need("q_scale", arrays["q_scale"], _c.FP32)
-            spec.q_scale = _c.SCALE_PER_TENSOR if arrays["q_scale"].shape in ((), (1,)) else _c.SCALE_PER_HEAD
+            spec.q_scale = (
+                _c.SCALE_PER_TENSOR if arrays["q_scale"].shape in ((), (1,)) else _c.SCALE_PER_HEAD
+            )
         for name in ("k_scale", "v_scale"):
             scale = arrays.get(name)
             if scale is None:
@@ -289,13 +313,17 @@ class Call:
         if snippet_arrays:
             structs = (_c.SnippetArray * len(snippet_arrays))()
             for n, (name, array) in enumerate(snippet_arrays):
-                structs[n] = _c.SnippetArray(ctypes.sizeof(_c.SnippetArray), name.encode(), array.type, 0)
+                structs[n] = _c.SnippetArray(
+                    ctypes.sizeof(_c.SnippetArray), name.encode(), array.type, 0
+                )
             spec.snippet_arrays, spec.num_snippet_arrays = structs, len(snippet_arrays)
         if options.scalars:
             structs = (_c.SnippetScalar * len(options.scalars))()
             for n, (name, value) in enumerate(options.scalars):
                 integral = isinstance(value, int)
-                structs[n] = _c.SnippetScalar(ctypes.sizeof(_c.SnippetScalar), name.encode(), integral, 0)
+                structs[n] = _c.SnippetScalar(
+                    ctypes.sizeof(_c.SnippetScalar), name.encode(), integral, 0
+                )
                 setattr(self.args.snippet_scalars[n], "i" if integral else "f", value)
             spec.snippet_scalars, spec.num_snippet_scalars = structs, len(options.scalars)
 

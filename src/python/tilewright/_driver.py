@@ -23,7 +23,9 @@ def _check(call, result):
 def _primary_context(device):
     driver, context = _driver(), ctypes.c_void_p()
     _check("cuInit", driver.cuInit(0))
-    _check("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    _check(
+        "cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    )
     return context
 
 

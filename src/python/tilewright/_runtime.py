@@ -38,7 +38,9 @@ class Runtime:
             elif name in ("tune_policy", "log_level"):
                 names = _c.TUNE_POLICIES if name == "tune_policy" else _c.LOG_LEVELS
                 if value not in names:
-                    raise _c.InvalidArgumentError(f"{name} = {value!r}: must be one of {', '.join(names)}")
+                    raise _c.InvalidArgumentError(
+                        f"{name} = {value!r}: must be one of {', '.join(names)}"
+                    )
                 setattr(values, name, names.index(value))
             elif isinstance(value, (str, os.PathLike)):
                 setattr(values, name, os.fsencode(value))
@@ -63,12 +65,16 @@ class Runtime:
     def prepare(self, spec, stream=0):
         """The kernel of a spec in words, such as "fwd bf16 b=2 h=32/8 s=4096 d=128 causal", on the current device."""
         attention = ctypes.c_void_p()
-        self._library.prepare_text(self.handle, spec.encode(), stream or None, ctypes.byref(attention))
+        self._library.prepare_text(
+            self.handle, spec.encode(), stream or None, ctypes.byref(attention)
+        )
         return Prepared(self, attention)
 
     def prepare_struct(self, spec, stream=0):
         attention = ctypes.c_void_p()
-        self._library.prepare(self.handle, ctypes.byref(spec), stream or None, ctypes.byref(attention))
+        self._library.prepare(
+            self.handle, ctypes.byref(spec), stream or None, ctypes.byref(attention)
+        )
         return Prepared(self, attention)
 
     def run(self, prepared, args, stream=0):

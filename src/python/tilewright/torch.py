@@ -1,8 +1,8 @@
 """Tilewright in PyTorch: an operator that differentiates, compiles and captures, and what puts it into models.
 
-    o = tilewright.torch.attention(q, k, v, causal=True)
-    tilewright.torch.register()              # attn_implementation="tilewright" in transformers
-    tilewright.torch.register(sdpa=True)     # and in the place of scaled_dot_product_attention
+o = tilewright.torch.attention(q, k, v, causal=True)
+tilewright.torch.register()              # attn_implementation="tilewright" in transformers
+tilewright.torch.register(sdpa=True)     # and in the place of scaled_dot_product_attention
 """
 
 import functools
@@ -93,7 +93,9 @@ def _new_outputs(q, v, layout, lse, out_dtype):
         o = q.new_empty((q.shape[0], q.shape[1], v.shape[2]), dtype=dtype)
         shape = (q.shape[1], q.shape[0])
     elif layout == "bhsd":
-        o = q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3]), dtype=dtype).transpose(1, 2)
+        o = q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3]), dtype=dtype).transpose(
+            1, 2
+        )
         shape = (q.shape[0], q.shape[1], q.shape[2])
     else:
         o = q.new_empty((*q.shape[:3], v.shape[3]), dtype=dtype)
@@ -103,7 +105,9 @@ def _new_outputs(q, v, layout, lse, out_dtype):
 
 
 def _launch(options, tensors, terms):
-    arrays = {name: _arrays.from_torch(tensor) for name, tensor in tensors.items() if tensor is not None}
+    arrays = {
+        name: _arrays.from_torch(tensor) for name, tensor in tensors.items() if tensor is not None
+    }
     term_arrays = [_arrays.from_torch(term) for term in terms]
     q = tensors["q"]
     scratch = []
@@ -152,7 +156,9 @@ def _save_for_backward(ctx, inputs, output):
 
 
 def _attention_backward(ctx, d_o, d_lse):
-    raise UnimplementedError("tilewright::attention has no backward pass in this version; run it under torch.no_grad()")
+    raise UnimplementedError(
+        "tilewright::attention has no backward pass in this version; run it under torch.no_grad()"
+    )
 
 
 torch.library.register_autograd(
@@ -163,7 +169,12 @@ torch.library.register_autograd(
 def _needs_no_dispatch(q, k, v, terms, optional):
     """Whether a call may go past PyTorch's dispatcher, which takes as long as all else on the host: nothing is being
     traced, differentiated or watched."""
-    if torch.compiler.is_compiling() or type(q) not in _PLAIN_TENSORS or not q.is_cuda or _dispatch_modes():
+    if (
+        torch.compiler.is_compiling()
+        or type(q) not in _PLAIN_TENSORS
+        or not q.is_cuda
+        or _dispatch_modes()
+    ):
         return False
     if not torch.is_grad_enabled():
         return True
@@ -223,7 +234,9 @@ def attention(
         optional["dropout_seed"], optional["dropout_offset"] = drawn[:1], drawn[1:]
     if align not in ("bottom_right", "top_left"):
         raise InvalidArgumentError(f"align = {align!r}: must be one of bottom_right, top_left")
-    call = _compute if _needs_no_dispatch(q, k, v, terms, optional) else torch.ops.tilewright.attention
+    call = (
+        _compute if _needs_no_dispatch(q, k, v, terms, optional) else torch.ops.tilewright.attention
+    )
     o, lse_out = call(
         q,
         k,
@@ -278,7 +291,13 @@ def scaled_dot_product_attention(
     """torch.nn.functional.scaled_dot_product_attention; what `sdpa_serves` refuses goes to PyTorch's."""
     if not sdpa_serves(query, key, value, attn_mask):
         return _torch_sdpa(
-            query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
+            query,
+            key,
+            value,
+            attn_mask=attn_mask,
+            dropout_p=dropout_p,
+            is_causal=is_causal,
+            scale=scale,
             enable_gqa=enable_gqa,
         )
     if query.shape[1] != key.shape[1] and not enable_gqa:
@@ -289,7 +308,14 @@ def scaled_dot_product_attention(
     if attn_mask is not None:
         terms = (attn_mask.reshape((1,) * (4 - attn_mask.dim()) + tuple(attn_mask.shape)),)
     return attention(
-        query, key, value, layout="bhsd", causal=is_causal, align="top_left", scale=scale, terms=terms,
+        query,
+        key,
+        value,
+        layout="bhsd",
+        causal=is_causal,
+        align="top_left",
+        scale=scale,
+        terms=terms,
         dropout=dropout_p,
     )
 
@@ -309,7 +335,8 @@ def _transformers_mask(
     **kwargs,
 ):
     """The mask of a model's layers: None where causal, window and full attention need none, a [batch, 1, 1, keys]
-    tensor with the attribute `tilewright_padding` where only keys are padded, else the whole bool mask."""
+    tensor with the attribute `tilewright_padding` where only keys are padded, else the whole bool mask.
+    """
     from transformers.masking_utils import is_tracing, prepare_padding_mask, sdpa_mask
 
     # Both are off where a model or its user adds a rule of its own.
@@ -359,7 +386,9 @@ def _transformers_attention(
     **kwargs,
 ):
     if kwargs.get("output_attentions"):
-        raise InvalidArgumentError("output_attentions = True: must be False, the weights are never in memory")
+        raise InvalidArgumentError(
+            "output_attentions = True: must be False, the weights are never in memory"
+        )
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     terms = [] if position_bias is None else [position_bias]
@@ -389,7 +418,8 @@ def _transformers_attention(
 
 def register(name="tilewright", *, transformers=True, sdpa=False):
     """Makes Tilewright the attention implementation `name` of transformers, when it is installed, and with sdpa=True
-    replaces torch.nn.functional.scaled_dot_product_attention (of tensors that `sdpa_serves`) until `unregister`."""
+    replaces torch.nn.functional.scaled_dot_product_attention (of tensors that `sdpa_serves`) until `unregister`.
+    """
     if transformers:
         try:
             from transformers import AttentionInterface, AttentionMaskInterface
