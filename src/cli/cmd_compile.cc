@@ -46,11 +46,14 @@ void Compile(Toolchain& tools, Job& job) {
 }
 
 // Compiles on the threads that the options allow: NVRTC works in parallel.
-void CompileAll(Toolchain& tools, std::vector<Job>& jobs) {
+void CompileAll(Toolchain& tools, std::vector<Job>& jobs, Progress& progress) {
   const int threads = compile::CompileThreads(tools.options().compile_threads);
   std::atomic<size_t> next = 0;
   const auto work = [&] {
-    for (size_t n = next++; n < jobs.size(); n = next++) Compile(tools, jobs[n]);
+    for (size_t n = next++; n < jobs.size(); n = next++) {
+      Compile(tools, jobs[n]);
+      progress.Advance(jobs[n].text);
+    }
   };
   std::vector<std::thread> workers;
   for (int n = 1; n < std::min<int>(threads, static_cast<int>(jobs.size())); ++n) {
@@ -133,7 +136,10 @@ int CompileCommand(const CompileOptions& options, const Console& console) {
       jobs.push_back(std::move(job));
     }
   }
-  CompileAll(**tools, jobs);
+  {
+    Progress progress(console.err, console.progress_mode(), "compiled", jobs.size());
+    CompileAll(**tools, jobs, progress);
+  }
   if (!(*tools)->builder().Flush(/*timeout_ms=*/60000)) {
     return console.Fail(kCommand, absl::DeadlineExceededError(
                                       "the store took more than a minute to take the kernels"));

@@ -146,9 +146,11 @@ int Verify(const VerifyOptions& options, const Console& console) {
 
   Json results = Json::array();
   int failed = 0;
+  Progress progress(console.err, console.progress_mode(), "verified", specs->size());
   for (const std::string& text : *specs) {
     Verdict verdict;
     verdict.status = VerifyOne(session.get(), **tools, text, options, verdict);
+    progress.Clear();
     if (!verdict.status.ok()) verdict.finding = verdict.status.ToString();
     const bool holds = verdict.status.ok() && verdict.holds;
     failed += holds ? 0 : 1;
@@ -161,7 +163,9 @@ int Verify(const VerifyOptions& options, const Console& console) {
                   << verdict.finding << "\n"
                   << std::flush;
     }
+    progress.Advance(text);
   }
+  progress.Clear();
   if (console.json) {
     console.Print({{"command", kCommand},
                    {"ok", failed == 0},

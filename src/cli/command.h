@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "cli/program.h"
+#include "cli/progress.h"
 
 namespace tilewright::cli {
 
@@ -22,6 +23,11 @@ struct Console {
   std::ostream& out;
   std::ostream& err;
   bool json = false;
+
+  // How progress is shown: see progress.h. With `json` not at all.
+  Progress::Mode progress_mode() const {
+    return json ? Progress::Mode::kNone : Progress::ModeFor(err);
+  }
 
   // One JSON object, indented, ending in a newline. Bytes that are not UTF-8 are replaced.
   void Print(const Json& object) const;
