@@ -152,8 +152,6 @@ class EmbeddingTest(unittest.TestCase):
         self.assertRegex(soname, r"^libtilewright\.so\.\d+$")
 
     def test_the_library_is_small(self):
-        if self.options.sanitized:
-            self.skipTest("instrumented code is larger")
         stripped = self.folder / "stripped.so"
         run(["strip", "-o", stripped, self.library])
         self.assertLessEqual(stripped.stat().st_size, MAX_STRIPPED_BYTES)
@@ -234,7 +232,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     for folder in ("--build", "--source", "--cuda-include", "--driver"):
         parser.add_argument(folder, type=lambda text: pathlib.Path(text).resolve(), required=True)
-    parser.add_argument("--sanitized", action="store_true")
     parser.add_argument("--whole", action="store_true")
     EmbeddingTest.options, rest = parser.parse_known_args()
     unittest.main(argv=sys.argv[:1] + rest)

@@ -113,5 +113,69 @@ class CInterfaceTest(unittest.TestCase):
         self.assertEqual(len(_c.ELEMENT_NAMES), 1 + max(_c.INT32, _c.BOOL))
 
 
+def fields_in_cpp(header, name):
+    """Names of the data members of a struct of the C++ interface."""
+    text = re.sub(r"//.*", "", (ROOT / "src/include/tilewright" / header).read_text())
+    body = re.search(r"\nstruct %s \{(.*?)\n\};" % name, text, re.DOTALL)[1]
+    body = re.sub(r"\{[^{}]*\}", "", body)
+    names = []
+    for statement in body.split(";"):
+        is_field = "operator" not in statement and "(" not in statement.partition("=")[0]
+        statement = statement.partition("=")[0].strip()
+        if statement and is_field:
+            names.append(statement.split()[-1])
+    return names
+
+
+class CppInterfaceTest(unittest.TestCase):
+    """Everything that the C++ interface does the C interface does."""
+
+    # Where the two have different names: in C++, in C.
+    RENAMED = {
+        "score_snippet": "score_snippet score_snippet_file",
+        "mask_snippet": "mask_snippet mask_snippet_file",
+        "score_gradient_snippet": "score_gradient_snippet score_gradient_snippet_file",
+    }
+    # Methods of classes, and functions. Others are called by their name: Flush, tw_flush.
+    FUNCTIONS = {
+        "Create": "tw_runtime_create",
+        "FromEnvironment": "tw_options_from_environment",
+        "Attention": "tw_attention_once",
+        "ParseSpec": "tw_prepare_text",
+        "Explain": "tw_explain",
+        "counters": "tw_runtime_counters",
+        "valid": "tw_prepare",  # a handle of C is valid or null
+        "state": "tw_prepare",  # of the implementation
+    }
+
+    def test_every_field_is_there(self):
+        for header, cpp, c in (
+            ("options.h", "RuntimeOptions", "tw_options"),
+            ("attention.h", "AttentionSpec", "tw_spec"),
+            ("attention.h", "AttentionArgs", "tw_args"),
+            ("attention.h", "BiasTerm", "tw_bias_term"),
+            ("attention.h", "SnippetArray", "tw_snippet_array"),
+            ("attention.h", "SnippetScalar", "tw_snippet_scalar"),
+            ("runtime.h", "RuntimeCounters", "tw_counters"),
+        ):
+            names = fields_in_cpp(header, cpp)
+            self.assertGreater(len(names), 1)
+            for name in names:
+                for expected in self.RENAMED.get(name, name).split():
+                    self.assertIn(expected, fields_of(c), f"{cpp}::{name}")
+
+    def test_every_function_is_there(self):
+        names = set()
+        for header in ("runtime.h", "options.h"):
+            text = (ROOT / "src/include/tilewright" / header).read_text()
+            text = re.sub(r"\n private:.*?\n\};", "\n};", text, flags=re.DOTALL)
+            names |= set(re.findall(r"(?m)^ {0,2}(?!//)[\w:<>&*, ]+ \*?(\w+)\(", text))
+        names -= {"Runtime", "PreparedAttention"}  # constructors
+        self.assertIn("Warmup", names)
+        for name in names:
+            snake = re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+            self.assertIn(self.FUNCTIONS.get(name, f"tw_{snake}"), _c._PROTOTYPES, name)
+
+
 if __name__ == "__main__":
     unittest.main()
