@@ -230,6 +230,10 @@ void PrintTo(const Emulation& emulation, std::ostream* out) {
   *out << plan::FamilyName(emulation.family) << " " << emulation.scenario.spec;
 }
 
+std::vector<plan::Family> ForwardFamilies() {
+  return {plan::Family::kFwdSimple, plan::Family::kFwdSm80};
+}
+
 std::vector<Emulation> Served(const std::vector<Scenario>& scenarios,
                               const std::vector<plan::Family>& families) {
   std::vector<Emulation> all;

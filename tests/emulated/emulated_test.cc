@@ -213,8 +213,8 @@ std::vector<Scenario> Scenarios() {
 }
 
 const std::vector<Emulation>& Emulations() {
-  static const auto* all = new std::vector<Emulation>(
-      emulated::Served(Scenarios(), {plan::Family::kFwdSimple, plan::Family::kFwdSm80}));
+  static const auto* all =
+      new std::vector<Emulation>(emulated::Served(Scenarios(), emulated::ForwardFamilies()));
   return *all;
 }
 

@@ -64,8 +64,7 @@ const std::vector<Emulation>& Emulations() {
       scenarios.push_back(ScenarioOf(example, "fwd fp32 b=2 h=2/1 s=40 d=16 lse"));
       scenarios.push_back(ScenarioOf(example, "fwd bf16 b=2 h=2/1 s=70/134 d=32 lse"));
     }
-    std::vector<Emulation> served =
-        emulated::Served(scenarios, {plan::Family::kFwdSimple, plan::Family::kFwdSm80});
+    std::vector<Emulation> served = emulated::Served(scenarios, emulated::ForwardFamilies());
     return new std::vector<Emulation>(std::move(served));
   }();
   return *all;
