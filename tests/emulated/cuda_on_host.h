@@ -67,7 +67,9 @@ int WaitForBlock(Votes votes, int vote);
 
 // ---- memory
 
-// Adds to what lies at `address`, as one indivisible step, and returns what was there.
+// Adds to what lies at `address`, as one indivisible step, and returns what was there. Integers are
+// taken for flags and locks: one block's addition is ordered before what another does after its own
+// (release and acquire; whether the fences for it are there is not checked).
 float AtomicAdd(float* address, float value);
 int AtomicAdd(int* address, int value);
 unsigned AtomicAdd(unsigned* address, unsigned value);

@@ -160,7 +160,8 @@ std::vector<std::string> Kernel::Launch(const void* params, size_t param_bytes, 
   };
   memory.push_back({params, param_bytes, false, "the parameters"});
   const auto image_bytes = static_cast<size_t>(text("ImageEnd") - text("ImageBegin"));
-  memory.push_back({text("ImageBegin"), image_bytes, true, "the kernel's variables"});
+  memory.push_back({text("ImageBegin"), image_bytes, true, "the kernel's variables",
+                    /*private_to_kernel=*/true});
   const cuda_on_host::LaunchConfig config = {
       .grid = grid,
       .threads = threads,

@@ -181,6 +181,33 @@ TEST_F(EmulatorTest, TakesAtomicsOfManyThreads) {
               Contains(HasSubstr("with nothing to order them")));
 }
 
+TEST_F(EmulatorTest, FindsRacesInGlobalMemory) {
+  EXPECT_THAT(Run("out[thread / 2] = thread;"),
+              Contains(HasSubstr("of out that thread 0 writes, with nothing to order them")));
+  EXPECT_THAT(Run("out[thread] = 1;\n__syncthreads();\nout[63 - thread] = 2;"), IsEmpty());
+  EXPECT_THAT(Run("if (thread == 0) out[blockIdx.x / 2] = 1;", 64, 0, 4),
+              Contains(HasSubstr("writes 4 bytes at 0 of out that block 0 writes, with nothing")));
+  EXPECT_THAT(Run("atomicAdd(out, 1.f);", 64, 0, 4), IsEmpty());
+  EXPECT_THAT(
+      Run("atomicAdd(out, 1.f);\n__syncthreads();\nif (thread == 0) out[1] = out[0];", 64, 0, 2),
+      Contains(HasSubstr("updates 4 bytes at 0 of out that block 0 reads")));
+}
+
+TEST_F(EmulatorTest, TakesTurnsOfBlocksForOrdered) {
+  // A block adds when those before it have.
+  const std::string turn = "int* const turn = reinterpret_cast<int*>(out + 1);\n";
+  const std::string body = "if (thread == 0) { out[0] = out[0] + 1; }\n__syncthreads();\n";
+  out_[0] = out_[1] = 0;
+  EXPECT_THAT(Run(absl::StrCat(turn,
+                               "if (thread == 0) { while (atomicAdd(turn, 0) != blockIdx.x) {} }\n"
+                               "__syncthreads();\n",
+                               body, "if (thread == 0) atomicAdd(turn, 1);"),
+                  64, 0, 4),
+              IsEmpty());
+  EXPECT_EQ(out_[0], 4);
+  EXPECT_THAT(Run(body, 64, 0, 4), Contains(HasSubstr("with nothing to order them")));
+}
+
 // ---- barriers and warps
 
 TEST_F(EmulatorTest, FindsThreadsThatWaitForEver) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "core/convert.cuh"
@@ -341,6 +342,10 @@ namespace {
 template <typename T>
 T Add(T* address, T value, const void* code) {
   CheckAccess(address, sizeof(T), Access::kAtomic, code);
+  if constexpr (std::is_integral_v<T>) {
+    Acquire(address);
+    Release(address);
+  }
   return std::exchange(*address, *address + value);
 }
 

@@ -9,6 +9,9 @@
 //   - races: two accesses of one byte of shared memory, one of them a write, that no barrier,
 //     __syncwarp or wait orders (vector clocks, as in Flanagan, Freund, FastTrack, PLDI 2009); that
 //     the emulator happens to run them one after the other does not matter,
+//   - races in global memory: accesses by two blocks, or by two threads of one, in the same way;
+//   what
+//     one block releases and another acquires is ordered,
 //   - use of what an asynchronous copy has not delivered: it becomes visible at the wait only,
 //   - what the asynchronous units read and ordinary stores wrote without fence.proxy.async,
 //   - registers of a wgmma that change before its wait,
@@ -32,6 +35,7 @@ struct MemoryRange {
   size_t bytes = 0;
   bool writable = false;
   std::string name;
+  bool private_to_kernel = false;  // not looked at for races
 };
 
 struct LaunchConfig {

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <set>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/emulated/emulator/cluster.h"
@@ -24,6 +27,16 @@ uint32_t StepOf(Epoch epoch) { return epoch & ((1u << kStepBits) - 1); }
 constexpr unsigned char kPoison = 0xff;
 constexpr size_t kGuardBytes = 4096;
 
+// What is known of a byte of global memory that kernels write. The blocks of a launch run one after
+// the other here and side by side on a device, where nothing but acquire and release orders them.
+struct GlobalByte {
+  Epoch write = 0;      // of the last block that wrote
+  Epoch read = 0;       // one of its reads since
+  int write_block = 0;  // number + 1; 0: nobody
+  int read_block = 0;
+  bool atomic = false;  // whether the last write was
+};
+
 struct Memory {
   std::byte* shared = nullptr;
   size_t shared_bytes = 0;    // of a block
@@ -35,6 +48,9 @@ struct Memory {
   std::vector<bool> ordinary;  // whether the last write was no asynchronous unit's
   std::vector<MemoryRange> ranges;
   size_t last_range = 0;
+  std::vector<std::vector<GlobalByte>> global;    // of each range that is written; else empty
+  std::set<std::pair<int, int>> acquired;         // (block, block whose release it has seen)
+  std::map<const void*, std::set<int>> released;  // blocks that have released at an address
 };
 Memory memory;
 
@@ -78,6 +94,38 @@ bool Fenced(Epoch write, int actor) {
   return false;
 }
 
+// An access of global memory by a thread of the running block.
+void CheckGlobal(size_t range, size_t offset, size_t bytes, Access access, const void* code) {
+  const int thread = cluster->current(), block = static_cast<int>(indices.block.x) + 1;
+  const Epoch now = Now(thread);
+  const auto ordered = [&](Epoch epoch, int other) {
+    if (other == 0 || memory.acquired.count({block, other}) != 0) return true;
+    return other == block && Ordered(epoch, thread);
+  };
+  const auto race = [&](int other, Epoch epoch, const char* verb) {
+    std::string who =
+        other == block ? cluster->NameOf(ActorOf(epoch)) : "block " + std::to_string(other - 1);
+    cluster->Report(std::string(Verb(access)) + std::to_string(bytes) + " bytes at " +
+                        std::to_string(offset) + " of " + memory.ranges[range].name + " that " +
+                        who + " " + verb + ", with nothing to order them",
+                    code);
+  };
+  for (size_t at = offset; at < offset + bytes; ++at) {
+    GlobalByte& byte = memory.global[range][at];
+    const bool both_atomic = access == Access::kAtomic && byte.atomic;
+    if (!both_atomic && !ordered(byte.write, byte.write_block)) {
+      return race(byte.write_block, byte.write, "writes");
+    }
+    if (IsRead(access)) {
+      byte.read = now;
+      byte.read_block = block;
+      continue;
+    }
+    if (!ordered(byte.read, byte.read_block)) return race(byte.read_block, byte.read, "reads");
+    byte = {.write = now, .write_block = block, .atomic = access == Access::kAtomic};
+  }
+}
+
 bool Contains(const MemoryRange& range, const char* address, size_t bytes) {
   const char* begin = static_cast<const char*>(range.begin);
   return address >= begin && address + bytes <= begin + range.bytes;
@@ -94,6 +142,12 @@ void SetMemory(const LaunchConfig& config, const Cluster& blocks) {
   memory.ranges = config.memory;
   memory.last_range = 0;
   memory.writes.assign(bytes, 0);
+  memory.global.clear();
+  for (const MemoryRange& range : memory.ranges) {
+    memory.global.emplace_back(range.writable && !range.private_to_kernel ? range.bytes : 0);
+  }
+  memory.acquired.clear();
+  memory.released.clear();
 }
 
 void ForgetSharedMemory() {
@@ -210,6 +264,25 @@ void CheckAccess(const void* address, size_t bytes, Access access, const void* c
   const MemoryRange& range = memory.ranges[memory.last_range];
   if (!IsRead(access) && !range.writable) {
     cluster->AbortWith(std::string(Verb(access)) + range.name + ", an input", code);
+  }
+  if (!memory.global[memory.last_range].empty()) {
+    CheckGlobal(memory.last_range, static_cast<size_t>(at - static_cast<const char*>(range.begin)),
+                bytes, access, code);
+  }
+}
+
+void Release(const void* address) {
+  memory.released[address].insert(static_cast<int>(indices.block.x) + 1);
+}
+
+void Acquire(const void* address) {
+  const int block = static_cast<int>(indices.block.x) + 1;
+  for (int other : memory.released[address]) {
+    memory.acquired.insert({block, other});
+    // And what that block had acquired before.
+    for (int before = 1; before <= static_cast<int>(indices.grid.x); ++before) {
+      if (memory.acquired.count({other, before}) != 0) memory.acquired.insert({block, before});
+    }
   }
 }
 

@@ -30,6 +30,11 @@ void CheckShared(int rank, size_t offset, size_t bytes, Access access, int actor
 // Of the current thread, anywhere. Does not return when there is no such memory.
 void CheckAccess(const void* address, size_t bytes, Access access, const void* code);
 
+// Orders what other blocks did before they released at this address before what this block does
+// next.
+void Release(const void* address);
+void Acquire(const void* address);
+
 // While set, an access of these bytes is a fault: an asynchronous copy will write them.
 void SetInFlight(int rank, size_t offset, size_t bytes, bool in_flight);
 
