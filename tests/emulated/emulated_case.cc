@@ -8,18 +8,10 @@
 #include <map>
 #include <utility>
 
-#include "arch/arch_traits.h"
-#include "arch/board_profile.h"
 #include "base/status_macros.h"
-#include "emit/code_spec.h"
-#include "emit/emit_kernel.h"
-#include "emit/param_layout.h"
-#include "plan/launch_shape.h"
-#include "plan/planner.h"
-#include "runtime/pack_args.h"
 #include "spec/canonical.h"
 #include "spec/validate.h"
-#include "tests/emulated/emulated_kernel.h"
+#include "tests/emulated/emulated_call.h"
 
 namespace tilewright::emulated {
 namespace {
@@ -118,8 +110,7 @@ void ExpectClose(const HostCase& c, const reference::Options& options, const Out
 }
 
 // Memory that a kernel of this problem may touch.
-std::vector<cuda_on_host::MemoryRange> MemoryOf(const HostCase& c, Outputs& outputs,
-                                                std::vector<std::byte>& workspace) {
+std::vector<cuda_on_host::MemoryRange> MemoryOf(const HostCase& c, Outputs& outputs) {
   std::vector<cuda_on_host::MemoryRange> memory;
   const auto input = [&memory](std::string name, const void* data, size_t bytes) {
     if (bytes != 0) memory.push_back({data, bytes, false, std::move(name)});
@@ -145,9 +136,6 @@ std::vector<cuda_on_host::MemoryRange> MemoryOf(const HostCase& c, Outputs& outp
   numbers("seqused_kv", c.seqused_kv);
   numbers("page_table", c.page_table);
   memory.push_back({outputs.o.data(), outputs.o.size(), true, "o"});
-  if (!workspace.empty()) {
-    memory.push_back({workspace.data(), workspace.size(), true, "workspace"});
-  }
   if (c.spec.lse) {
     memory.push_back({outputs.lse.data(), outputs.lse.size() * sizeof(float), true, "lse"});
   }
@@ -156,82 +144,48 @@ std::vector<cuda_on_host::MemoryRange> MemoryOf(const HostCase& c, Outputs& outp
 
 // ---- kernels
 
-// A scenario's spec, plan and the texts of the plan's kernels.
-struct Prepared {
-  AttentionSpec spec;
-  plan::KernelPlan plan;
-  std::vector<artifact::KernelSource> sources;
-};
-
-absl::StatusOr<Prepared> Prepare(const Emulation& emulation) {
+absl::StatusOr<CallSource> Prepare(const Emulation& emulation) {
   const Scenario& scenario = emulation.scenario;
-  Prepared prepared;
   TILEWRIGHT_ASSIGN_OR_RETURN(
       const AttentionSpec parsed, spec::ParseSpec(scenario.spec, [&](std::string_view file) {
         return file == "score" ? scenario.score_snippet : scenario.mask_snippet;
       }));
-  prepared.spec = spec::Canonicalise(parsed);
-  if (emulation.plan.empty()) {
-    TILEWRIGHT_ASSIGN_OR_RETURN(const arch::ArchTraits traits, arch::FindArchTraits("sm_90a"));
-    TILEWRIGHT_ASSIGN_OR_RETURN(const arch::BoardProfile board,
-                                arch::DefaultBoardProfile("sm_90a"));
-    TILEWRIGHT_ASSIGN_OR_RETURN(
-        const plan::Decision decision,
-        plan::Best(
-            {.spec = prepared.spec, .traits = traits, .board = board, .family = emulation.family}));
-    // Others than the best one run here, and so that all kinds of them do.
-    const std::vector<plan::KernelPlan>& plans = decision.candidates;
-    prepared.plan = plans[std::hash<std::string>{}(scenario.spec) % plans.size()];
-  } else {
-    TILEWRIGHT_ASSIGN_OR_RETURN(prepared.plan, plan::ParsePlan(emulation.plan));
+  const AttentionSpec spec = spec::Canonicalise(parsed);
+  if (!emulation.plan.empty()) {
+    TILEWRIGHT_ASSIGN_OR_RETURN(const plan::KernelPlan plan, plan::ParsePlan(emulation.plan));
+    return EmitCall(spec, plan);
   }
-  for (const plan::KernelPlan& kernel : prepared.plan.Kernels()) {
-    TILEWRIGHT_ASSIGN_OR_RETURN(prepared.sources.emplace_back(),
-                                emit::EmitKernel(prepared.spec, kernel));
-  }
-  return prepared;
-}
-
-using Kernels = std::vector<std::unique_ptr<Kernel>>;
-
-Kernels Compile(const std::vector<artifact::KernelSource>& sources) {
-  Kernels kernels;
-  for (const artifact::KernelSource& source : sources) {
-    kernels.push_back(std::make_unique<Kernel>(source));
-  }
-  return kernels;
+  TILEWRIGHT_ASSIGN_OR_RETURN(const std::vector<plan::KernelPlan> plans,
+                              PlansOf(spec, emulation.family));
+  // Others than the best one run here, and so that all kinds of them do.
+  return EmitCall(spec, plans[std::hash<std::string>{}(scenario.spec) % plans.size()]);
 }
 
 // The kernels of emulation `index`; starts the compiles of those behind it.
-Kernels KernelsOf(const std::vector<Emulation>& all, size_t index, const Prepared& prepared) {
+Call CallOf(const std::vector<Emulation>& all, size_t index, const CallSource& source) {
   constexpr size_t kAhead = 2;
-  static auto* const started = new std::map<const Emulation*, std::future<Kernels>>;
+  static auto* const started = new std::map<const Emulation*, std::future<Call>>;
   const testing::TestSuite& suite = *testing::UnitTest::GetInstance()->current_test_suite();
   const bool runs_all = suite.test_to_run_count() > static_cast<int>(all.size()) / 2;
   for (size_t next = index + 1; runs_all && next <= index + kAhead && next < all.size(); ++next) {
-    std::future<Kernels>& future = (*started)[&all[next]];
+    std::future<Call>& future = (*started)[&all[next]];
     if (future.valid()) continue;
     auto ahead = Prepare(all[next]);
-    if (ahead.ok()) {
-      future = std::async(std::launch::async,
-                          [sources = std::move(ahead->sources)] { return Compile(sources); });
-    }
+    if (!ahead.ok()) continue;
+    future = std::async(std::launch::async,
+                        [source = *std::move(ahead)]() mutable { return Call(std::move(source)); });
   }
   const auto found = started->find(&all[index]);
-  if (found == started->end() || !found->second.valid()) return Compile(prepared.sources);
-  Kernels kernels = found->second.get();
+  if (found == started->end() || !found->second.valid()) return Call(source);
+  Call call = found->second.get();
   started->erase(found);
-  return kernels;
+  return call;
 }
 
 }  // namespace
 
 void PrintTo(const Emulation& emulation, std::ostream* out) {
   *out << plan::FamilyName(emulation.family) << " " << emulation.scenario.spec;
-}
-
-std::vector<plan::Family> ForwardFamilies() {
-  return {plan::Family::kFwdSimple, plan::Family::kFwdSm80};
 }
 
 std::vector<Emulation> Served(const std::vector<Scenario>& scenarios,
@@ -260,30 +214,9 @@ void CheckEmulation(const std::vector<Emulation>& all, size_t index) {
   AttentionArgs args = c.args;
   args.o = {outputs.o.data(), c.d_o_strides};
   args.lse = outputs.lse.data();
-  const plan::CallPlan call = plan::PlanCall(prepared->plan, spec, args);
-  // 256-byte aligned, and full of NaN.
-  std::vector<std::byte> workspace(call.workspace_bytes + 256, std::byte{0xff});
-  const auto misaligned = reinterpret_cast<uintptr_t>(workspace.data()) % 256;
-  args.workspace = workspace.data() + (256 - misaligned) % 256;
-  ASSERT_TRUE(spec::ValidateArgs(spec, args).ok()) << spec::ValidateArgs(spec, args);
-  const Kernels compiled = KernelsOf(all, index, *prepared);
-  const std::vector<plan::KernelPlan> kernels = prepared->plan.Kernels();
-  for (size_t n = 0; n < kernels.size(); ++n) {
-    ASSERT_EQ(compiled[n]->error(), "");
-    const AttentionSpec kernel_spec = emit::SpecOfKernel(spec, kernels[n]);
-    const emit::ParamLayout layout = emit::MakeParamLayout(kernel_spec, kernels[n]);
-    alignas(64) std::byte params[kMaxParamBytes];
-    PackArgs(kernel_spec, layout, args, params, call);
-    const plan::LaunchShape shape = plan::ComputeLaunchShape(kernels[n], spec, args, call);
-    if (shape.grid == 0) continue;
-    std::vector<cuda_on_host::MemoryRange> memory = MemoryOf(c, outputs, workspace);
-    memory.insert(memory.end(), scenario.memory.begin(), scenario.memory.end());
-    // Half of the blocks: the others' tiles are reached by the stride of the grid.
-    const std::vector<std::string> faults = compiled[n]->Launch(
-        params, layout.size, (shape.grid + 1) / 2, static_cast<int>(shape.block),
-        /*cluster=*/1, shape.smem_bytes, std::move(memory));
-    EXPECT_THAT(faults, testing::IsEmpty());
-  }
+  std::vector<cuda_on_host::MemoryRange> memory = MemoryOf(c, outputs);
+  memory.insert(memory.end(), scenario.memory.begin(), scenario.memory.end());
+  EXPECT_THAT(CallOf(all, index, *prepared).Run(args, memory), testing::IsEmpty());
   ExpectClose(c, {.callables = scenario.rules, .threads = 1}, outputs);
 }
 

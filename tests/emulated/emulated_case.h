@@ -38,9 +38,6 @@ struct Emulation {
 };
 void PrintTo(const Emulation& emulation, std::ostream* out);
 
-// The families of the forward that the emulator runs.
-std::vector<plan::Family> ForwardFamilies();
-
 // Those of `scenarios` and `families` that a family serves.
 std::vector<Emulation> Served(const std::vector<Scenario>& scenarios,
                               const std::vector<plan::Family>& families);

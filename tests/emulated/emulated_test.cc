@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "spec/validate.h"
+#include "tests/emulated/emulated_call.h"
 #include "tests/emulated/emulated_case.h"
 
 namespace tilewright {

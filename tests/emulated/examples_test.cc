@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "examples/example.h"
 #include "spec/canonical.h"
+#include "tests/emulated/emulated_call.h"
 #include "tests/emulated/emulated_case.h"
 
 namespace tilewright {

@@ -16,6 +16,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "plan/kernel_plan.h"
+#include "tests/emulated/emulated_call.h"
 #include "tests/emulated/emulated_case.h"
 
 namespace tilewright::emulated {

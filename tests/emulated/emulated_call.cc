@@ -1,0 +1,78 @@
+#include "tests/emulated/emulated_call.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "arch/arch_traits.h"
+#include "arch/board_profile.h"
+#include "base/status_macros.h"
+#include "emit/code_spec.h"
+#include "emit/emit_kernel.h"
+#include "emit/param_layout.h"
+#include "plan/launch_shape.h"
+#include "plan/planner.h"
+#include "runtime/pack_args.h"
+#include "spec/validate.h"
+
+namespace tilewright::emulated {
+
+absl::StatusOr<CallSource> EmitCall(const AttentionSpec& spec, const plan::KernelPlan& plan) {
+  CallSource source = {.spec = spec, .plan = plan, .kernels = {}};
+  for (const plan::KernelPlan& kernel : plan.Kernels()) {
+    TILEWRIGHT_ASSIGN_OR_RETURN(source.kernels.emplace_back(), emit::EmitKernel(spec, kernel));
+  }
+  return source;
+}
+
+std::vector<plan::Family> ForwardFamilies() {
+  return {plan::Family::kFwdSimple, plan::Family::kFwdSm80};
+}
+
+absl::StatusOr<std::vector<plan::KernelPlan>> PlansOf(const AttentionSpec& spec,
+                                                      plan::Family family) {
+  TILEWRIGHT_ASSIGN_OR_RETURN(const arch::ArchTraits traits, arch::FindArchTraits("sm_90a"));
+  TILEWRIGHT_ASSIGN_OR_RETURN(const arch::BoardProfile board, arch::DefaultBoardProfile("sm_90a"));
+  TILEWRIGHT_ASSIGN_OR_RETURN(
+      plan::Decision decision,
+      plan::Best({.spec = spec, .traits = traits, .board = board, .family = family}));
+  return std::move(decision.candidates);
+}
+
+Call::Call(CallSource source) : source_(std::move(source)) {
+  for (const artifact::KernelSource& kernel : source_.kernels) {
+    kernels_.push_back(std::make_unique<Kernel>(kernel));
+  }
+}
+
+std::vector<std::string> Call::Run(AttentionArgs args,
+                                   const std::vector<cuda_on_host::MemoryRange>& memory) const {
+  const AttentionSpec& spec = source_.spec;
+  const plan::CallPlan call = plan::PlanCall(source_.plan, spec, args);
+  std::vector<std::byte> workspace(call.workspace_bytes + 256, std::byte{0xff});
+  args.workspace =
+      workspace.data() + (256 - reinterpret_cast<uintptr_t>(workspace.data()) % 256) % 256;
+  if (const absl::Status status = spec::ValidateArgs(spec, args); !status.ok()) {
+    return {status.ToString()};
+  }
+  const std::vector<plan::KernelPlan> plans = source_.plan.Kernels();
+  std::vector<std::string> faults;
+  for (size_t n = 0; n < plans.size(); ++n) {
+    if (!kernels_[n]->error().empty()) return {kernels_[n]->error()};
+    const AttentionSpec kernel_spec = emit::SpecOfKernel(spec, plans[n]);
+    const emit::ParamLayout layout = emit::MakeParamLayout(kernel_spec, plans[n]);
+    alignas(64) std::byte params[kMaxParamBytes];
+    PackArgs(kernel_spec, layout, args, params, call);
+    const plan::LaunchShape shape = plan::ComputeLaunchShape(plans[n], spec, args, call);
+    if (shape.grid == 0) continue;
+    std::vector<cuda_on_host::MemoryRange> all = memory;
+    all.push_back({workspace.data(), workspace.size(), true, "workspace"});
+    const std::vector<std::string> found = kernels_[n]->Launch(
+        params, layout.size, (shape.grid + 1) / 2, static_cast<int>(shape.block), /*cluster=*/1,
+        shape.smem_bytes, std::move(all));
+    faults.insert(faults.end(), found.begin(), found.end());
+  }
+  return faults;
+}
+
+}  // namespace tilewright::emulated
