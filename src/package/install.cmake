@@ -6,6 +6,9 @@
 #   python       the Python package with the shared library in it (pyproject.toml)
 include(CMakePackageConfigHelpers)
 
+# Installing and packing take what is built; tests and benchmarks need not be.
+set(CMAKE_SKIP_INSTALL_ALL_DEPENDENCY ON)
+
 install(TARGETS tilewright_shared tilewright_static tilewright_cpp EXPORT tilewright
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime NAMELINK_COMPONENT development
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
