@@ -10,6 +10,21 @@ namespace tilewright {
 
 template <Align kAlign>
 struct ScoreAlibi {
+  // Distances are summed in fp32, where those below 2^24 are exact.
+  struct Row {
+    float slope;
+    float first_offset;
+
+    template <class Params>
+    TILEWRIGHT_HOST_DEVICE Row(const Problem& problem, i64 i, i64 first_key, const Params& params)
+        : slope(params.alibi.slopes[problem.b * params.alibi.stride_batch + problem.h]),
+          first_offset(static_cast<float>(first_key - DiagonalKey<kAlign>(problem, i))) {}
+    TILEWRIGHT_HOST_DEVICE float Apply(float score, int column) const {
+      const float offset = first_offset + static_cast<float>(column);
+      return score - slope * (offset < 0 ? -offset : offset);
+    }
+  };
+
   template <class Scalar, class Params>
   TILEWRIGHT_HOST_DEVICE static Scalar Apply(Scalar score, const Problem& problem, i64 i, i64 j,
                                              const Params& params) {

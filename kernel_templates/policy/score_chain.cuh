@@ -5,6 +5,12 @@
 //
 // Scalar is float in a forward pass; a backward pass may instantiate the chain with a type that
 // carries a derivative, so policies use operators and the functions of core/math.cuh on it.
+//
+// Two refinements that a policy may offer, and that families with many scores a thread use:
+//   struct Row { Row(problem, i, first_key, params); float Apply(score, column) const; };
+//     the same for key first_key + column, what depends on the row alone having been computed once
+//   ApplyToAll(scores, params)
+//     for a policy that looks at the score alone: all of a thread's, masked ones included
 #ifndef TILEWRIGHT_POLICY_SCORE_CHAIN_CUH_
 #define TILEWRIGHT_POLICY_SCORE_CHAIN_CUH_
 
@@ -12,10 +18,60 @@
 
 namespace tilewright {
 
+template <class Score, class Params>
+concept HasRow = requires(const Problem& problem, i64 n, const Params& params) {
+  typename Score::Row;
+};
+
+// A policy's scores of one row, by its own Row or by Apply.
+template <class Score, class Params>
+struct ScoreRow {
+  const Problem& problem;
+  const Params& params;
+  i64 i;
+  i64 first_key;
+
+  TILEWRIGHT_HOST_DEVICE ScoreRow(const Problem& problem, i64 i, i64 first_key,
+                                  const Params& params)
+      : problem(problem), params(params), i(i), first_key(first_key) {}
+  TILEWRIGHT_HOST_DEVICE float Apply(float score, int column) const {
+    return Score::Apply(score, problem, i, first_key + column, params);
+  }
+};
+template <class Score, class Params>
+requires HasRow<Score, Params>
+struct ScoreRow<Score, Params> : Score::Row {
+  using Score::Row::Row;
+};
+
+template <class Score>
+concept IsPointwise = requires {
+  Score::kPointwise;
+};
+
 template <class... Scores>
 struct ScoreChain {
   // Whether a score is the scaled product and nothing else, the scale being positive.
   static constexpr bool kIdentity = sizeof...(Scores) == 0;
+
+  // Whether ApplyToAll may be used.
+  static constexpr bool kIsPointwise = sizeof...(Scores) != 0 && (IsPointwise<Scores> && ...);
+
+  // The scores of one row.
+  template <class Params>
+  struct Row : ScoreRow<Scores, Params>... {
+    TILEWRIGHT_HOST_DEVICE Row(const Problem& problem, i64 i, i64 first_key, const Params& params)
+        : ScoreRow<Scores, Params>(problem, i, first_key, params)... {}
+    TILEWRIGHT_HOST_DEVICE float Apply(float score, int column) const {
+      ((score = ScoreRow<Scores, Params>::Apply(score, column)), ...);
+      return score;
+    }
+  };
+
+  template <int kCount, class Params>
+  TILEWRIGHT_HOST_DEVICE static void ApplyToAll(float (&scores)[kCount], const Params& params) {
+    (Scores::ApplyToAll(scores, params), ...);
+  }
 
   template <class Scalar, class Params>
   TILEWRIGHT_HOST_DEVICE static Scalar Apply(Scalar score, [[maybe_unused]] const Problem& problem,

@@ -4,10 +4,21 @@
 
 #include "abi/policy_args.h"
 #include "core/problem.cuh"
+#include "core/tanh.cuh"
 
 namespace tilewright {
 
 struct ScoreSoftcap {
+  static constexpr bool kPointwise = true;
+
+  template <int kCount, class Params>
+  TILEWRIGHT_HOST_DEVICE static void ApplyToAll(float (&scores)[kCount], const Params& params) {
+    const float cap = params.softcap.cap, inverse_cap = params.softcap.inverse_cap;
+    TanhOfAll(scores, inverse_cap);
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) scores[n] *= cap;
+  }
+
   template <class Scalar, class Params>
   TILEWRIGHT_HOST_DEVICE static Scalar Apply(Scalar score, const Problem&, i64, i64,
                                              const Params& params) {

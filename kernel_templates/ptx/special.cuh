@@ -23,6 +23,14 @@ __device__ __forceinline__ i64 Opaque(i64 value) {
   return value;
 }
 
+// 1 / x with an error of at most 1 ulp; subnormal operands and results become 0.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#floating-point-instructions-rcp
+__device__ __forceinline__ float rcp_approx_ftz(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 }  // namespace ptx
 }  // namespace tilewright
 

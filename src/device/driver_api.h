@@ -57,7 +57,8 @@ namespace tilewright::device {
   F(cuEventDestroy)                    \
   F(cuEventRecord)                     \
   F(cuEventSynchronize)                \
-  F(cuEventElapsedTime)
+  F(cuEventElapsedTime)                \
+  F(cuTensorMapEncodeTiled)
 
 struct DriverApi {
 #define TILEWRIGHT_DRIVER_MEMBER(name) decltype(&::name) name = nullptr;

@@ -13,6 +13,7 @@
 #include "emit/device_types.h"
 #include "emit/param_layout.h"
 #include "emit/user_policy.h"
+#include "emit/wgmma_wrapper.h"
 #include "spec/canonical.h"
 #include "spec/validate.h"
 
@@ -66,6 +67,11 @@ std::string SpecName(const AttentionSpec& spec) {
 
 std::string PlanName(const KernelPlan& plan) {
   switch (plan.family) {
+    case Family::kFwdSm90:
+      return absl::StrCat("m", plan.block_m, "n", plan.block_n, "s", plan.stages, "x", plan.cluster,
+                          plan.optimistic ? "opt" : "", plan.ones ? "ones" : "",
+                          plan.ping_pong ? "pp" : "", plan.own_o ? "o" : "",
+                          plan.over_v ? "v" : "");
     case Family::kFwdSm80:
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "s", plan.stages,
                           plan.peeled ? "peeled" : "", plan.split ? "split" : "");
@@ -120,6 +126,8 @@ Member MemberOf(const ParamSlot& slot, const AttentionSpec& spec) {
       return {"abi::ScaleArgs v_scale", "v_scale"};
     case ParamSlotKind::kDropout:
       return {"abi::DropoutArgs dropout", "dropout"};
+    case ParamSlotKind::kFwdSm90:
+      return {"abi::FwdSm90Args sm90", "sm90"};
     case ParamSlotKind::kUserArray: {
       const SnippetArray& array = spec.snippet_arrays[slot.index];
       return {absl::StrCat("const ", Piece(SnippetTypeName(array.type)), "* user_", array.name),
@@ -254,12 +262,46 @@ class Policies {
   std::set<std::string> includes_;
 };
 
+// What setmaxnreg leaves a thread of the loading and of a computing warpgroup. They draw on what
+// the block was launched with: 65536 / threads, rounded down to a multiple of 8. 0: as launched.
+struct RegisterSplit {
+  int loader;
+  int consumer;
+};
+RegisterSplit RegistersOf(const KernelPlan& plan) {
+  switch (plan.consumers) {
+    case 2:
+      return {40, 232};
+    case 3:
+      return {32, 160};
+    case 4:
+      return {32, 112};
+    default:
+      return {0, 0};
+  }
+}
+
 void WritePlan(const KernelPlan& plan, ConfigWriter& config) {
   config.Int("kWarps", plan.warps)
       .Int("kRowsPerWarp", plan.rows_per_warp)
       .Int("kBlockM", plan.block_m)
       .Int("kBlockN", plan.block_n);
   switch (plan.family) {
+    case Family::kFwdSm90: {
+      const RegisterSplit split = RegistersOf(plan);
+      config.Int("kStages", plan.stages)
+          .Int("kConsumers", plan.consumers)
+          .Int("kCluster", plan.cluster)
+          .Bool("kOptimistic", plan.optimistic)
+          .Bool("kOnes", plan.ones)
+          .Bool("kPingPong", plan.ping_pong)
+          .Bool("kOwnO", plan.own_o)
+          .Bool("kOverV", plan.over_v)
+          .Int("kLoaderRegisters", split.loader)
+          .Int("kConsumerRegisters", split.consumer)
+          .Using("Wgmma", "AttentionWgmma");
+      break;
+    }
     case Family::kFwdSm80:
       config.Int("kColumnWarps", 1)
           .Int("kStages", plan.stages)
@@ -318,6 +360,8 @@ struct FamilyText {
 
 FamilyText TextOf(Family family) {
   switch (family) {
+    case Family::kFwdSm90:
+      return {.header = "family/attn_fwd_sm90.cuh", .scope = "fwd_sm90"};
     case Family::kFwdSm80:
       return {.header = "family/attn_fwd_sm80.cuh", .scope = "fwd_sm80"};
     case Family::kFwdSimple:
@@ -365,10 +409,19 @@ absl::StatusOr<artifact::KernelSource> EmitKernel(const AttentionSpec& full_spec
   if (!spec.score_snippet.empty()) source.generated_headers.push_back(UserScorePolicy(spec));
   if (!spec.mask_snippet.empty()) source.generated_headers.push_back(UserMaskPolicy(spec));
 
+  if (plan.family == Family::kFwdSm90) {
+    source.generated_headers.push_back(WgmmaHeader(spec, plan));
+  }
+
   std::string includes = absl::StrCat("#include \"", Piece(family.header), "\"\n");
   for (const std::string& header : policies.includes()) {
     absl::StrAppend(&includes, "#include \"", header, "\"\n");
   }
+  if (plan.family == Family::kFwdSm90) {
+    absl::StrAppend(&includes, "#include \"", Piece(kWgmmaHeader), "\"\n");
+  }
+  const std::string cluster =
+      plan.cluster > 1 ? absl::StrCat("__cluster_dims__(", plan.cluster, ", 1, 1) ") : "";
   source.text = absl::StrCat(
       HeaderComment(spec, plan), includes, "\nnamespace tilewright {\n\n", ParamsText(spec, plan),
       "\n", ConfigText(spec, plan, policies), "static_assert(sizeof(", Piece(family.scope),
@@ -376,8 +429,8 @@ absl::StatusOr<artifact::KernelSource> EmitKernel(const AttentionSpec& full_spec
       ",\n              \"plan and kernel disagree on shared memory\");\n\n"
       "}  // namespace tilewright\n\n"
       // At least one block per SM: without it ptxas spills to make room for more.
-      "extern \"C\" __global__ void __launch_bounds__(",
-      plan.threads(), ", 1)\n", source.entry_name,
+      "extern \"C\" __global__ void ",
+      cluster, "__launch_bounds__(", plan.threads(), ", 1)\n", source.entry_name,
       "(const __grid_constant__ tilewright::Params params) {\n  tilewright::", Piece(family.scope),
       "::Run<tilewright::Config>(params);\n}\n");
   return source;

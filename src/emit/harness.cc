@@ -230,6 +230,8 @@ std::string SlotText(const AttentionSpec& spec, const Sizes& sizes, const ParamS
       return absl::StrCat("  params.dropout = {1, 2, nullptr, nullptr, ",
                           static_cast<uint32_t>(static_cast<double>(spec.dropout) * 0x1p32), "u, ",
                           FloatText(1 / (1 - spec.dropout)), "};\n");
+    case ParamSlotKind::kFwdSm90:
+      return "";
     case ParamSlotKind::kUserArray: {
       const SnippetArray& array = spec.snippet_arrays[slot.index];
       return absl::StrCat("  params.user_", array.name, " = static_cast<const ",
@@ -271,8 +273,18 @@ artifact::SourceFile HarnessProgram(const AttentionSpec& spec, const plan::Kerne
   for (const ParamSlot& slot : MakeParamLayout(spec, plan).slots) {
     absl::StrAppend(&arguments, SlotText(spec, sizes, slot));
   }
-  const int64_t row_tiles = (spec.seqlen_q + plan.block_m - 1) / plan.block_m;
+  const int64_t clusters = std::max(plan.cluster, 1);
+  const int64_t tile_rows = plan.block_m * clusters;
+  const int64_t row_tiles = (spec.seqlen_q + tile_rows - 1) / tile_rows;
   const int64_t tiles = spec.batch * spec.heads_q * row_tiles;
+  if (plan.family == plan::Family::kFwdSm90) {
+    absl::StrAppend(&arguments, "  // Without tensor maps, which only the driver makes.\n",
+                    "  params.sm90.by_threads = abi::kQByThreads | abi::kKvByThreads | "
+                    "abi::kOByThreads;\n  params.sm90.row_tiles = ",
+                    row_tiles, ";\n  params.sm90.tiles = ", tiles,
+                    ";\n  params.sm90.heads = ", spec.batch * spec.heads_q,
+                    ";\n  params.sm90.section_heads = 1;\n");
+  }
   const int64_t out_bytes = spec.batch * spec.seqlen_q * spec.heads_q * spec.dim_v *
                             spec::ElementBytes(spec::OutType(spec));
   return {.name = "main.cu",
@@ -283,8 +295,8 @@ artifact::SourceFile HarnessProgram(const AttentionSpec& spec, const plan::Kerne
               source.unit_name, "\"\n#include \"core/convert.cuh\"\n#include \"core/philox.cuh\"\n",
               kHelpers, "\nint main() {\n  using namespace tilewright;\n  const auto kernel = &",
               source.entry_name, ";\n  constexpr int kSmemBytes = ", plan.smem_bytes,
-              ";\n  constexpr int kThreads = ", plan.threads(),
-              ";\n  constexpr unsigned kGrid = ", std::clamp<int64_t>(tiles, 1, 0x7fffffff),
+              ";\n  constexpr int kThreads = ", plan.threads(), ";\n  constexpr unsigned kGrid = ",
+              std::clamp<int64_t>(tiles, 1, 0x7fffffff / clusters) * clusters,
               ";\n  constexpr long long kOutBytes = ", out_bytes, ";\n  Params params = {};\n",
               arguments, kLaunch)};
 }

@@ -2,6 +2,7 @@
 
 #include "abi/attn_fwd_params.h"
 #include "abi/policy_args.h"
+#include "abi/tensor_map.h"
 #include "emit/code_spec.h"
 
 namespace tilewright::emit {
@@ -39,6 +40,11 @@ ParamLayout MakeParamLayout(const AttentionSpec& spec, const plan::KernelPlan& k
   }
   add(kernel.split || kernel.family == plan::Family::kCombine, Kind::kParts,
       sizeof(abi::PartsArgs));
+  if (kernel.family == plan::Family::kFwdSm90) {
+    constexpr int kAlign = alignof(abi::FwdSm90Args);
+    layout.size = (layout.size + kAlign - 1) / kAlign * kAlign;
+    add(true, Kind::kFwdSm90, sizeof(abi::FwdSm90Args));
+  }
   return layout;
 }
 

@@ -28,6 +28,7 @@ enum class ParamSlotKind {
   kUserArray,   // one pointer, `index` is the array
   kUserScalar,  // 8 bytes: float in the low four, or int64
   kParts,       // abi::PartsArgs
+  kFwdSm90,     // abi::FwdSm90Args, on a multiple of 64
 };
 
 struct ParamSlot {

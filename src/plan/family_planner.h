@@ -59,6 +59,11 @@ FamilyAnswer PlanFwdSm80(const PlanRequest& request);
 // (1, 2 or 4) share the parts of a row, more of them where there are few rows and many parts.
 KernelPlan PlanCombine(const std::string& target, int64_t dim_v, int warps_per_row);
 int64_t CombineSmemBytes(int warps, int warps_per_row, int64_t dim_v);
+// Likewise of attn_fwd_sm90, for the tiles, stages and flags of `plan`: panels of 64 columns of Q,
+// K, V and, with own_o, O, the barriers, rounded up to the 1024 bytes of a swizzle pattern.
+int64_t FwdSm90SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v);
+
+FamilyAnswer PlanFwdSm90(const PlanRequest& request);
 
 }  // namespace tilewright::plan
 

@@ -161,7 +161,7 @@ int64_t FwdSm80SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, i
   const int64_t pitch_qk = Pitch(RoundUp(dim_qk, 16));
   const int64_t pitch_v = Pitch(dim_v);
   return kProblemBytes + 2 * (block_m * std::max(pitch_qk, pitch_v) +
-                   int64_t{stages} * block_n * (pitch_qk + pitch_v));
+                              int64_t{stages} * block_n * (pitch_qk + pitch_v));
 }
 
 FamilyAnswer PlanFwdSm80(const PlanRequest& request) {

@@ -14,7 +14,8 @@
 namespace tilewright::plan {
 namespace {
 
-constexpr Family kAllFamilies[] = {Family::kFwdSm80, Family::kFwdSimple, Family::kCombine};
+constexpr Family kAllFamilies[] = {Family::kFwdSm90, Family::kFwdSm80, Family::kFwdSimple,
+                                   Family::kCombine};
 
 // A word of the text form: its prefix and the field behind it, read as a number.
 struct Word {
@@ -22,19 +23,28 @@ struct Word {
   int KernelPlan::*field;
 };
 constexpr Word kWords[] = {
-    {"w", &KernelPlan::warps},      {"r", &KernelPlan::rows_per_warp}, {"p", &KernelPlan::panel},
-    {"slots=", &KernelPlan::slots}, {"s", &KernelPlan::stages},
+    {"w", &KernelPlan::warps},   {"r", &KernelPlan::rows_per_warp},
+    {"p", &KernelPlan::panel},   {"slots=", &KernelPlan::slots},
+    {"s", &KernelPlan::stages},  {"c", &KernelPlan::consumers},
+    {"x", &KernelPlan::cluster}, {"g", &KernelPlan::max_grid},
+};
+
+// A word that stands for a field that is true.
+struct Flag {
+  absl::string_view word;
+  bool KernelPlan::*field;
+};
+constexpr Flag kFlags[] = {
+    {"peeled", &KernelPlan::peeled},  {"split", &KernelPlan::split},
+    {"opt", &KernelPlan::optimistic}, {"ones", &KernelPlan::ones},
+    {"pp", &KernelPlan::ping_pong},   {"own_o", &KernelPlan::own_o},
+    {"over_v", &KernelPlan::over_v},
 };
 
 // False when `word` is none of the plan's words.
 bool ReadWord(absl::string_view word, KernelPlan& plan) {
-  if (word == "peeled") {
-    plan.peeled = true;
-    return true;
-  }
-  if (word == "split") {
-    plan.split = true;
-    return true;
+  for (const Flag& flag : kFlags) {
+    if (word == flag.word) return plan.*flag.field = true;
   }
   if (absl::ConsumePrefix(&word, "smem=")) return absl::SimpleAtoi(word, &plan.smem_bytes);
   if (absl::ConsumePrefix(&word, "m")) {
@@ -70,6 +80,8 @@ KernelPlan ReadKernel(absl::string_view text) {
 
 std::string_view FamilyName(Family family) {
   switch (family) {
+    case Family::kFwdSm90:
+      return "attn_fwd_sm90";
     case Family::kFwdSm80:
       return "attn_fwd_sm80";
     case Family::kFwdSimple:
@@ -113,8 +125,12 @@ std::string KernelPlan::ToString() const {
                                   block_n, " w", warps, " r", rows_per_warp);
   if (panel != 0) absl::StrAppend(&text, " p", panel);
   if (stages != 0) absl::StrAppend(&text, " s", stages);
-  if (peeled) absl::StrAppend(&text, " peeled");
-  if (split) absl::StrAppend(&text, " split");
+  if (consumers != 0) absl::StrAppend(&text, " c", consumers);
+  if (cluster != 0) absl::StrAppend(&text, " x", cluster);
+  if (max_grid != 0) absl::StrAppend(&text, " g", max_grid);
+  for (const Flag& flag : kFlags) {
+    if (this->*flag.field) absl::StrAppend(&text, " ", flag.word);
+  }
   if (slots != 0) absl::StrAppend(&text, " slots=", slots);
   absl::StrAppend(&text, " smem=", smem_bytes);
   return text;

@@ -14,7 +14,7 @@
 
 namespace tilewright::plan {
 
-enum class Family { kFwdSm80, kFwdSimple, kCombine };
+enum class Family { kFwdSm90, kFwdSm80, kFwdSimple, kCombine };
 
 // Families that only work for the kernel that a plan is about, before or after it.
 bool IsCompanion(Family family);
@@ -30,13 +30,23 @@ struct KernelPlan {
   int block_m = 0;     // query rows of a tile
   int block_n = 0;     // keys of a tile
   int warps = 0;
-  int rows_per_warp = 0;   // block_m = warps * rows_per_warp
-  int panel = 0;           // attn_fwd_simple: columns of K or V in shared memory at a time
-  int stages = 0;          // attn_fwd_sm80: tiles of K and of V in shared memory, 1 or 2
-  bool peeled = false;     // attn_fwd_sm80: a loop of its own for tiles that need no mask
-  bool split = false;      // the keys of a tile may be cut into parts, which attn_combine merges
-  int slots = 0;           // with split: blocks that run at a time on the board planned for
-  int64_t smem_bytes = 0;  // dynamic shared memory of a block
+  int rows_per_warp = 0;  // block_m = warps * rows_per_warp
+  int panel = 0;          // attn_fwd_simple: columns of K or V in shared memory at a time
+  int stages = 0;         // tiles of K and of V in shared memory; attn_fwd_sm80: 1 or 2
+  bool peeled = false;    // attn_fwd_sm80: a loop of its own for tiles that need no mask
+  bool split = false;     // the keys of a tile may be cut into parts, which attn_combine merges
+  int slots = 0;          // with split: blocks that run at a time on the board planned for
+  // attn_fwd_sm90: `warps` are those of a loading warpgroup and of `consumers` computing ones, with
+  // 64 query rows each.
+  int consumers = 0;        // 1 to 4
+  int cluster = 0;          // blocks that load K and V for each other, 1 or 2
+  int max_grid = 0;         // at most so many clusters, which walk the tiles; 0: one for each tile
+  bool optimistic = false;  // no row maxima in tiles that need no mask
+  bool ones = false;        // row sums by the tensor cores, from a panel of ones behind V
+  bool ping_pong = false;   // warpgroups take turns in issuing products
+  bool own_o = false;       // O has shared memory of its own; otherwise it lies over Q,
+  bool over_v = false;      // or over the stages of V
+  int64_t smem_bytes = 0;   // dynamic shared memory of a block
 
   // The kernels of companion families, in order of launch; these have none of their own.
   std::vector<KernelPlan> before = {};
@@ -46,6 +56,7 @@ struct KernelPlan {
   // What runs, in order: before, this one, after; each without followers of its own.
   std::vector<KernelPlan> Kernels() const;
   // "attn_fwd_simple sm_90a m32n32 w4 r8 p128 smem=33280",
+  // "attn_fwd_sm90 sm_90a m128n128 w12 r16 s2 c2 x1 g132 opt ones pp own_o smem=230400",
   // "attn_fwd_sm80 sm_90a m64n64 w4 r16 s2 split slots=264 smem=70656 +
   //  attn_combine sm_90a m4n0 w4 r1 smem=0" in one line
   std::string ToString() const;

@@ -73,6 +73,14 @@ LaunchShape ComputeLaunchShape(const KernelPlan& kernel, const AttentionSpec& sp
   if (IsEmpty(spec, args)) return shape;
   const int64_t tiles = RowTiles(kernel, spec, args);
   switch (kernel.family) {
+    case Family::kFwdSm90: {
+      const int64_t clusters =
+          Blocks(Blocks(spec.heads_q, args.batch),
+                 CeilDiv(args.seqlen_q, int64_t{kernel.block_m} * kernel.cluster));
+      const int64_t most = kernel.max_grid != 0 ? kernel.max_grid : kMaxGrid / kernel.cluster;
+      shape.grid = static_cast<uint32_t>(std::min(clusters, most) * kernel.cluster);
+      break;
+    }
     case Family::kFwdSm80:
     case Family::kFwdSimple:
       shape.grid = static_cast<uint32_t>(Blocks(tiles, call.parts));

@@ -10,6 +10,7 @@ namespace tilewright::plan {
 namespace {
 
 constexpr FamilyRow kFamilies[] = {
+    {Family::kFwdSm90, /*last_resort=*/false, PlanFwdSm90},
     {Family::kFwdSm80, /*last_resort=*/false, PlanFwdSm80},
     {Family::kFwdSimple, /*last_resort=*/true, PlanFwdSimple},
 };

@@ -174,6 +174,8 @@ void PackArgs(const AttentionSpec& spec, const emit::ParamLayout& layout, const 
       case emit::ParamSlotKind::kDropout:
         put(Dropout(spec, args));
         break;
+      case emit::ParamSlotKind::kFwdSm90:
+        break;  // runtime/pack_sm90.h
       case emit::ParamSlotKind::kUserArray:
         put(args.snippet_arrays[slot.index]);
         break;

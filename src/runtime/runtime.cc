@@ -26,6 +26,7 @@
 #include "plan/launch_shape.h"
 #include "runtime/kernel_table.h"
 #include "runtime/pack_args.h"
+#include "runtime/pack_sm90.h"
 #include "runtime/runtime_impl.h"
 #include "spec/canonical.h"
 #include "spec/validate.h"
@@ -459,6 +460,8 @@ absl::Status Runtime::Run(const PreparedAttention& attention, const AttentionArg
     const plan::LaunchShape shape = plan::ComputeLaunchShape(kernel.plan, state.spec, args, call);
     if (shape.grid == 0) continue;
     PackArgs(kernel.spec, kernel.layout, args, params, call);
+    TILEWRIGHT_RETURN_IF_ERROR(
+        PackSm90(state.devices->api(), kernel.plan, kernel.spec, kernel.layout, args, params));
     TILEWRIGHT_RETURN_IF_ERROR(kernel.resident->loaded->Launch(
         {shape.grid, shape.block, shape.smem_bytes}, params, stream));
   }

@@ -285,6 +285,23 @@ struct FakeFunctions {
     return CUDA_SUCCESS;
   }
 
+  // The first bytes of a map are the tensor's address; the rest says nothing.
+  static CUresult TensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank,
+                                       void* address, const cuuint64_t* extents,
+                                       const cuuint64_t* strides, const cuuint32_t* box,
+                                       const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                       CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+    FAKE_ENTER(cuTensorMapEncodeTiled);
+    if (reinterpret_cast<uintptr_t>(address) % 16 != 0) return CUDA_ERROR_INVALID_VALUE;
+    for (cuuint32_t n = 0; n < rank; ++n) {
+      if (extents[n] == 0 || box[n] == 0 || box[n] > 256) return CUDA_ERROR_INVALID_VALUE;
+      if (n > 0 && strides[n - 1] % 16 != 0) return CUDA_ERROR_INVALID_VALUE;
+    }
+    *map = {};
+    std::memcpy(map, &address, sizeof(address));
+    return CUDA_SUCCESS;
+  }
+
   static CUresult MemAlloc(CUdeviceptr* address, size_t bytes) {
     FAKE_ENTER(cuMemAlloc);
     const CUcontext context = fake->CurrentLocked();
@@ -444,6 +461,7 @@ FakeDriver::FakeDriver(std::vector<FakeDevice> devices) : devices_(std::move(dev
   api_.cuKernelGetFunction = &FakeFunctions::KernelGetFunction;
   api_.cuKernelGetAttribute = &FakeFunctions::KernelGetAttribute;
   api_.cuKernelSetAttribute = &FakeFunctions::KernelSetAttribute;
+  api_.cuTensorMapEncodeTiled = &FakeFunctions::TensorMapEncodeTiled;
   api_.cuLaunchKernelEx = &FakeFunctions::LaunchKernelEx;
   api_.cuMemAlloc = &FakeFunctions::MemAlloc;
   api_.cuMemFree = &FakeFunctions::MemFree;

@@ -79,13 +79,37 @@ TEST(KernelPlanTest, SeveralKernelsAreOneText) {
   EXPECT_FALSE(ParsePlan(companion).ok());  // a companion alone is no plan
 }
 
+TEST(KernelPlanTest, ParsesEveryChoiceOfTheHopperFamily) {
+  const KernelPlan plan = {.family = Family::kFwdSm90,
+                           .target = "sm_90a",
+                           .block_m = 128,
+                           .block_n = 128,
+                           .warps = 12,
+                           .rows_per_warp = 16,
+                           .stages = 2,
+                           .consumers = 2,
+                           .cluster = 2,
+                           .max_grid = 66,
+                           .optimistic = true,
+                           .ones = true,
+                           .ping_pong = true,
+                           .own_o = true,
+                           .smem_bytes = 230400};
+  EXPECT_EQ(plan.ToString(),
+            "attn_fwd_sm90 sm_90a m128n128 w12 r16 s2 c2 x2 g66 opt ones pp own_o smem=230400");
+  const absl::StatusOr<KernelPlan> parsed = ParsePlan(plan.ToString());
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(*parsed, plan);
+}
+
 TEST(KernelPlanTest, NamesOfFamiliesAreReadBack) {
   EXPECT_EQ(ParseFamily("attn_fwd_sm80").value(), Family::kFwdSm80);
   EXPECT_EQ(ParseFamily("").value(), std::nullopt);
   const absl::Status status = ParseFamily("attn_fwd_sm81").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(status.message(),
-            "family = attn_fwd_sm81: must be one of attn_fwd_sm80, attn_fwd_simple, attn_combine");
+            "family = attn_fwd_sm81: must be one of attn_fwd_sm90, attn_fwd_sm80, attn_fwd_simple, "
+            "attn_combine");
 }
 
 TEST(KernelPlanTest, RefusesTextsThatNoPlanPrints) {

@@ -27,8 +27,8 @@ TEST(PlannerTest, DecisionIsComplete) {
   ASSERT_FALSE(decision.candidates.empty());
   EXPECT_EQ(decision.plan, decision.candidates.front());
   EXPECT_EQ(decision.plan.target, "sm_90a");
-  EXPECT_EQ(decision.plan.family, Family::kFwdSm80);
-  EXPECT_THAT(decision.why, HasSubstr("attn_fwd_sm80"));
+  EXPECT_EQ(decision.plan.family, Family::kFwdSm90);
+  EXPECT_THAT(decision.why, HasSubstr("attn_fwd_sm90"));
   EXPECT_TRUE(decision.refusals.empty());
   EXPECT_FALSE(decision.fallback);
 }
@@ -37,8 +37,9 @@ TEST(PlannerTest, TheSimpleFamilyServesWhatTheOthersRefuse) {
   const Decision decision = BestFor("fwd fp32 b=2 h=32/8 s=4096 d=128").value();
   EXPECT_EQ(decision.plan.family, Family::kFwdSimple);
   EXPECT_THAT(decision.why, HasSubstr("NVIDIA H200"));
-  ASSERT_EQ(decision.refusals.size(), 1u);
-  EXPECT_EQ(decision.refusals[0].family, Family::kFwdSm80);
+  ASSERT_EQ(decision.refusals.size(), 2u);
+  EXPECT_EQ(decision.refusals[0].family, Family::kFwdSm90);
+  EXPECT_EQ(decision.refusals[1].family, Family::kFwdSm80);
   EXPECT_TRUE(decision.fallback);
 }
 

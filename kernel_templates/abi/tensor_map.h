@@ -1,0 +1,42 @@
+// Arguments of the Hopper families besides AttnFwdParams.
+#ifndef TILEWRIGHT_ABI_TENSOR_MAP_H_
+#define TILEWRIGHT_ABI_TENSOR_MAP_H_
+
+#include "abi/fixed_width.h"
+
+namespace tilewright {
+namespace abi {
+
+// The bytes of a CUtensorMap. Dimensions of all our maps: column, row, head, batch.
+struct alignas(64) TensorMap {
+  u64 words[16];
+};
+
+// Bits of FwdSm90Args::by_threads: tensors that no map can describe, because of their alignment or
+// strides, and that threads copy element by element.
+inline constexpr u32 kQByThreads = 1;
+inline constexpr u32 kKvByThreads = 2;
+inline constexpr u32 kOByThreads = 4;
+
+// Tiles are numbered within sections of heads, in a section by rows from the last to the first,
+// then by head: under a causal mask long tiles come first, and the K and V of the heads of a
+// section stay in L2.
+struct alignas(64) FwdSm90Args {
+  TensorMap q;
+  TensorMap k;
+  TensorMap v;
+  TensorMap o;
+  u32 row_tiles;      // of a head; a tile has the rows of all blocks of a cluster
+  u32 tiles;          // of all heads
+  u32 heads;          // batch * heads_q
+  u32 section_heads;  // >= 1
+  u32 by_threads;     // k*ByThreads
+  u32 padding_[11];
+};
+static_assert(sizeof(TensorMap) == 128, "host and device must agree");
+static_assert(sizeof(FwdSm90Args) == 576, "host and device must agree");
+
+}  // namespace abi
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_ABI_TENSOR_MAP_H_

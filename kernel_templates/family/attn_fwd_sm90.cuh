@@ -1,0 +1,1075 @@
+// Exact attention, forward, on Hopper's warpgroup products (wgmma) with bulk copies (TMA): sm_90a,
+// 16-bit operands, fp32 accumulators.
+//
+// Algorithm FlashAttention-2's tiles (Dao, arXiv 2307.08691) in FlashAttention-3's arrangement
+//           (Shah et al., arXiv 2407.08608): warps that load beside warpgroups that compute, Q K^T
+//           of a block of keys issued before P V of the one before, so that one's softmax runs
+//           under the other's products. Scores are in units of log2. The reference of a row need
+//           not be its maximum: numerator and denominator share it.
+// Softmax   Lazy: the reference moves when a score passes it by kLazyLog2 (FlashAttention-4's
+//           idea). Optimistic: the first block sets it kMargin above its maximum, and blocks that
+//           need no mask neither look for a maximum nor rescale; a weight of 2 or more, one bit of
+//           the packed weights, sends the warp to Rereference. Scores may rise so far within one
+//           block that a weight overflows: then the row's sum is not finite in the end.
+// Redo      Tiles whose sums are not finite, or whose O is not where a mask may hide V rows with
+//           Inf or NaN, are computed once more when all tiles are done: exactly, with the unseen
+//           rows of V zeroed. What has to be repeated is a range of the block's tiles.
+// Warps     Warpgroup 0 loads (one thread; where no tensor map describes a tensor three warps
+// copy),
+//           warpgroups 1 to kConsumers own 64 query rows each. With kCluster 2 the blocks of a pair
+//           own neighbouring tiles of rows and load half of each block of keys for both.
+// Barriers  q_full, k_full[s], v_full[s]    1 arrival, the loader's, and the bytes
+//           q_empty                         a warp each, after its last Q K^T; with O over Q a
+//                                           warpgroup each, when O has been read
+//           o_read                          with O over V: a warpgroup each of the cluster, when O
+//                                           has been read and V may be loaded again
+//           k_empty[s], v_empty[s]          a warp each, of all blocks of the cluster
+//           named 1 + w                     warpgroup w of the consumers, around O in shared memory
+//           named 8 + w                     ping-pong: whose turn it is to issue products
+//           named 14                        the consumers, before they write O over V
+//           named 15                        the loading warpgroup, around a copy by threads
+// Shared    q [panel][kBlockM][64]          rows of 128 bytes, 128-byte swizzle, panels of 64
+//           k [kStages][panel][kBlockN][64] columns; columns beyond the dim are zeros
+//           v [kStages][panel][kBlockN][64] kOnes: one more panel, of ones, so that P V sums the
+//                                           rows of P as well
+//           o [panel][kBlockM][64]          or over q, or over all stages of v
+#ifndef TILEWRIGHT_FAMILY_ATTN_FWD_SM90_CUH_
+#define TILEWRIGHT_FAMILY_ATTN_FWD_SM90_CUH_
+
+#include "abi/attn_fwd_params.h"
+#include "abi/tensor_map.h"
+#include "core/block_walk.cuh"
+#include "core/concepts.cuh"
+#include "core/convert.cuh"
+#include "core/math.cuh"
+#include "core/online_softmax.cuh"
+#include "core/problem.cuh"
+#include "core/warp_reduce.cuh"
+#include "policy/dropout.cuh"
+#include "policy/kv_rows.cuh"
+#include "policy/lse.cuh"
+#include "policy/mask_chain.cuh"
+#include "policy/mask_window.cuh"
+#include "policy/scale.cuh"
+#include "policy/score_chain.cuh"
+#include "policy/sink.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/mma_sync.cuh"
+#include "ptx/named_barrier.cuh"
+#include "ptx/setmaxnreg.cuh"
+#include "ptx/special.cuh"
+#include "ptx/stmatrix.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+
+namespace tilewright {
+namespace fwd_sm90 {
+
+inline constexpr int kWarpgroup = 128;     // threads
+inline constexpr int kWarpgroupRows = 64;  // M of a wgmma
+inline constexpr int kPanelColumns = 64;   // 128 bytes, the width of the swizzle
+inline constexpr int kRowBytes = 128;      // of a panel
+inline constexpr int kOnesColumns = 8;     // the smallest step of N
+inline constexpr int kFirstEpilogueBarrier = 1;
+inline constexpr int kFirstTurnBarrier = 8;
+inline constexpr int kOverVBarrier = 14;
+inline constexpr int kCopyBarrier = 15;
+inline constexpr int kCopyThreads = 96;
+
+// How far above the maximum of its first block an optimistic row's reference lies, in log2: what
+// scores may rise later without anybody looking. Weights of about 2^-40 are exact in bf16, which
+// has fp32's exponents.
+inline constexpr float kMargin = 40;
+// Set in a bf16 of 2 or more, of Inf and of NaN; both halves of a pair.
+inline constexpr u32 kTwoOrMore = 0x40004000u;
+
+template <class Config>
+struct Shape {
+  static constexpr int kBlockM = Config::kConsumers * kWarpgroupRows;
+  static constexpr int kThreads = (Config::kConsumers + 1) * kWarpgroup;
+  static constexpr int kPanelsQk = RoundUp(Config::kHeadDimQk, kPanelColumns) / kPanelColumns;
+  static constexpr int kPanelsV = RoundUp(Config::kHeadDimV, kPanelColumns) / kPanelColumns;
+  static constexpr int kScores = Config::kBlockN / 2;  // a thread's
+  static constexpr int kOutputs = Config::kHeadDimV / 2;
+  static constexpr int kSums = kOutputs + (Config::kOnes ? kOnesColumns / 2 : 0);
+  static constexpr int kBytesQ = kPanelsQk * kBlockM * kRowBytes;
+  static constexpr int kBytesK = kPanelsQk * Config::kBlockN * kRowBytes;
+  static constexpr int kBytesV = kPanelsV * Config::kBlockN * kRowBytes;
+  static constexpr int kTileRows = kBlockM * Config::kCluster;  // of a cluster
+};
+
+// A mask under which every key is seen by some row of its (batch, head), so that its V row may
+// reach any row of the tile.
+template <class Mask>
+inline constexpr bool kSeesEveryKey = false;
+template <>
+inline constexpr bool kSeesEveryKey<MaskChain<>> = true;
+template <>
+inline constexpr bool kSeesEveryKey<MaskChain<MaskCausal<Align::kBottomRight>>> = true;
+
+template <class Config>
+inline constexpr bool kHidesValues =
+    !(kSeesEveryKey<typename Config::Mask> && kIsSame<typename Config::Lengths, LengthsUniform>);
+template <class Config>
+inline constexpr bool kMayRedo = Config::kOptimistic || kHidesValues<Config>;
+
+template <class Config, bool kOwn>
+struct OutputTile {
+  u16 rows[Shape<Config>::kPanelsV][Shape<Config>::kBlockM][kPanelColumns];
+};
+template <class Config>
+struct OutputTile<Config, false> {};
+
+// A tile for threads to copy; see CopyTile.
+struct CopyRequest {
+  enum Tensor { kNone, kQ, kK, kV };
+  const u16* source;
+  i64 row_stride;
+  int valid_rows;
+  Tensor tensor;
+  int stage;
+};
+
+template <class Config>
+struct alignas(1024) SharedStorage {
+  u16 q[Shape<Config>::kPanelsQk][Shape<Config>::kBlockM][kPanelColumns];
+  u16 k[Config::kStages][Shape<Config>::kPanelsQk][Config::kBlockN][kPanelColumns];
+  u16 v[Config::kStages][Shape<Config>::kPanelsV + Config::kOnes][Config::kBlockN][kPanelColumns];
+  OutputTile<Config, Config::kOwnO> o;
+  alignas(8) u64 q_full;
+  u64 q_empty;
+  u64 o_read;
+  u64 k_full[Config::kStages];
+  u64 k_empty[Config::kStages];
+  u64 v_full[Config::kStages];
+  u64 v_empty[Config::kStages];
+  int redo_begin;  // of the block's tiles, counted from 0
+  int redo_end;
+  CopyRequest copy;
+};
+
+// A stage of a ring of buffers, and the parity of the phase that fills it.
+template <class Config>
+struct Ring {
+  int stage = 0;
+  u32 parity = 0;
+  __device__ __forceinline__ void Advance() {
+    if (++stage == Config::kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+__device__ __forceinline__ void Wait(const u64& barrier, u32 parity) {
+  while (!ptx::mbarrier_try_wait_parity(ptx::SharedAddress(&barrier), parity)) {
+  }
+}
+
+// All threads of all blocks of the cluster.
+template <class Config>
+__device__ __forceinline__ void SyncCluster() {
+  __syncwarp();  // one lane may have loaded while the others went ahead
+  if constexpr (Config::kCluster > 1) {
+    ptx::barrier_cluster_arrive();
+    ptx::barrier_cluster_wait();
+  } else {
+    __syncthreads();
+  }
+}
+
+template <class Config>
+__device__ __forceinline__ u32 RankInCluster() {
+  if constexpr (Config::kCluster > 1) return ptx::cluster_ctarank();
+  return 0;
+}
+
+// The tiles of this cluster, one of every `step`: the one numbered `start` of the first of them,
+// the one `start` from the end of the second, and so on in turn. Under a causal mask tiles get
+// shorter with their number; this shares them out evenly. Counted from 0 they are [first, last).
+struct Series {
+  u32 start;
+  u32 step;
+  u32 first;
+  u32 last;
+};
+
+template <class Config>
+__device__ __forceinline__ Series AllTiles() {
+  return {blockIdx.x / Config::kCluster, gridDim.x / Config::kCluster, 0, 0xffffffffu};
+}
+
+// Calls visit(problem, first row of the cluster's tile, which tile of the series).
+template <class Config, class Params, class Visit>
+__device__ __forceinline__ void ForEachTile(const Series& series, const Params& params,
+                                            const Visit& visit) {
+  const abi::FwdSm90Args& args = params.sm90;
+#pragma unroll 1
+  for (u32 count = series.first; count < series.last; ++count) {
+    if (count * series.step >= args.tiles) break;
+    const u32 tile =
+        count * series.step + (count % 2 == 0 ? series.start : series.step - 1 - series.start);
+    if (tile >= args.tiles) continue;
+    const u32 section = tile / (args.section_heads * args.row_tiles);
+    const u32 in_section = tile - section * args.section_heads * args.row_tiles;
+    const u32 first_head = section * args.section_heads;
+    const u32 heads = min(args.section_heads, args.heads - first_head);
+    const u32 row_tile = args.row_tiles - 1 - in_section / heads;
+    const u32 head = first_head + in_section % heads;
+    const u32 heads_q = static_cast<u32>(params.core.heads_q);
+    const Problem problem = MakeProblem<Config>(head / heads_q, head % heads_q, params);
+    const i64 q_begin = i64{row_tile} * Shape<Config>::kTileRows;
+    // Shorter sequences than the longest have fewer tiles.
+    if (q_begin < problem.seqlen_q) visit(problem, q_begin, static_cast<int>(count));
+  }
+}
+
+template <class Config, class Params>
+__device__ __forceinline__ BlockWalk<Config, Params> WalkOf(const Problem& problem, i64 q_begin,
+                                                            const Params& params) {
+  return {problem, q_begin, Min(q_begin + Shape<Config>::kTileRows, problem.seqlen_q), params};
+}
+
+// ---- the loading warpgroup ----
+
+// Copies a tile element by element: `source` is its row 0, rows from `valid_rows` on and columns
+// beyond kColumns become zeros. By the warps that serve a CopyRequest.
+template <int kColumns, int kPanels, int kRows>
+__device__ __forceinline__ void CopyTile(u16 (*tile)[kRows][kPanelColumns],
+                                         const CopyRequest& request) {
+  constexpr int kWidth = kPanels * kPanelColumns;
+  const u16* source = request.source;
+  const i64 row_stride = request.row_stride;
+  const int valid_rows = request.valid_rows;
+#pragma unroll 1
+  for (int n = static_cast<int>(threadIdx.x) - 32; n < kRows * kWidth; n += kCopyThreads) {
+    const int row = n / kWidth, column = n % kWidth;
+    const int at = (column / 8 % 8 ^ row % 8) * 8 + column % 8;
+    tile[column / kPanelColumns][row][at] =
+        row < valid_rows && column < kColumns ? source[row * row_stride + column] : u16{0};
+  }
+  ptx::fence_proxy_async_shared();
+}
+
+// What warps 1 to 3 of the loading warpgroup do where no tensor map describes a tensor.
+template <class Config>
+__device__ __forceinline__ void ServeCopyRequests(SharedStorage<Config>& shared) {
+  using S = Shape<Config>;
+  for (;;) {
+    ptx::bar_sync(kCopyBarrier, kWarpgroup);
+    const CopyRequest& request = shared.copy;
+    switch (request.tensor) {
+      case CopyRequest::kNone:
+        return;
+      case CopyRequest::kQ:
+        CopyTile<Config::kHeadDimQk, S::kPanelsQk>(shared.q, request);
+        break;
+      case CopyRequest::kK:
+        CopyTile<Config::kHeadDimQk, S::kPanelsQk>(shared.k[request.stage], request);
+        break;
+      case CopyRequest::kV:
+        CopyTile<Config::kHeadDimV, S::kPanelsV>(shared.v[request.stage], request);
+        break;
+    }
+    ptx::bar_sync(kCopyBarrier, kWarpgroup);
+  }
+}
+
+// Runs in thread 0; where threads copy, in warp 0.
+template <class Config, class Params>
+struct Loader {
+  using S = Shape<Config>;
+  SharedStorage<Config>& shared;
+  const Params& params;
+  const u32 rank;
+  Ring<Config> k_ring = {0, 1};  // parities of the slots being empty: the first wait passes
+  Ring<Config> v_ring = {0, 1};
+  u32 q_parity = 1;
+  u32 o_parity = 1;
+
+  __device__ __forceinline__ bool ByThreads() const {
+    return (params.sm90.by_threads & (abi::kQByThreads | abi::kKvByThreads)) != 0;
+  }
+
+  // Has warps 1 to 3 copy a tile, every block of a cluster its own, and tells `full`. Row 0 of the
+  // tile is row `row` of the tensor and of `valid_rows` that exist.
+  __device__ __forceinline__ void Copy(CopyRequest::Tensor tensor, int stage, const void* base,
+                                       const abi::TensorStrides& strides, i64 batch, i64 head,
+                                       i64 row, i64 valid_rows, const u64& full) const {
+    if (threadIdx.x == 0) {
+      shared.copy.source = static_cast<const u16*>(base) + batch * strides.batch +
+                           head * strides.head + row * strides.seq;
+      shared.copy.row_stride = strides.seq;
+      shared.copy.valid_rows = static_cast<int>(valid_rows);
+      shared.copy.tensor = tensor;
+      shared.copy.stage = stage;
+    }
+    __syncwarp();
+    ptx::bar_sync(kCopyBarrier, kWarpgroup);
+    ptx::bar_sync(kCopyBarrier, kWarpgroup);
+    if (threadIdx.x == 0) ptx::mbarrier_arrive(ptx::SharedAddress(&full));
+  }
+
+  // A block of keys from the map, `tile` being this stage's panels, each block of the cluster
+  // loading its part for all.
+  template <int kPanels>
+  __device__ __forceinline__ void LoadKeys(u16 (*tile)[Config::kBlockN][kPanelColumns],
+                                           const abi::TensorMap* map, const u64& full,
+                                           const Problem& problem, int block) const {
+    constexpr int kRows = Config::kBlockN / Config::kCluster;
+    const u32 barrier = ptx::SharedAddress(&full);
+    const int row =
+        static_cast<int>(problem.kv_row) + block * Config::kBlockN + static_cast<int>(rank) * kRows;
+    ptx::mbarrier_arrive_expect_tx(barrier, kPanels * Config::kBlockN * kRowBytes);
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const u32 destination = ptx::SharedAddress(&tile[panel][rank * kRows]);
+      const int h = static_cast<int>(problem.h_kv), b = static_cast<int>(problem.kv_batch);
+      if constexpr (Config::kCluster > 1) {
+        constexpr u16 kAllBlocks = (1 << Config::kCluster) - 1;
+        ptx::cp_async_bulk_tensor_4d_load_multicast(destination, map, barrier,
+                                                    panel * kPanelColumns, row, h, b, kAllBlocks);
+      } else {
+        ptx::cp_async_bulk_tensor_4d_load(destination, map, barrier, panel * kPanelColumns, row, h,
+                                          b);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void LoadK(const Problem& problem, int block) {
+    const int stage = k_ring.stage;
+    Wait(shared.k_empty[stage], k_ring.parity);
+    if (ByThreads()) {
+      const i64 row = i64{block} * Config::kBlockN;
+      Copy(CopyRequest::kK, stage, params.core.k, params.core.k_strides, problem.kv_batch,
+           problem.h_kv, problem.kv_row + row, problem.seqlen_kv - row, shared.k_full[stage]);
+    } else {
+      LoadKeys<S::kPanelsQk>(shared.k[stage], &params.sm90.k, shared.k_full[stage], problem, block);
+    }
+    k_ring.Advance();
+  }
+
+  __device__ __forceinline__ void LoadV(const Problem& problem, int block) {
+    const int stage = v_ring.stage;
+    Wait(shared.v_empty[stage], v_ring.parity);
+    if (ByThreads()) {
+      const i64 row = i64{block} * Config::kBlockN;
+      Copy(CopyRequest::kV, stage, params.core.v, params.core.v_strides, problem.kv_batch,
+           problem.h_kv, problem.kv_row + row, problem.seqlen_kv - row, shared.v_full[stage]);
+    } else {
+      LoadKeys<S::kPanelsV>(shared.v[stage], &params.sm90.v, shared.v_full[stage], problem, block);
+    }
+    v_ring.Advance();
+  }
+
+  __device__ __forceinline__ void LoadQ(const Problem& problem, i64 q_begin) {
+    Wait(shared.q_empty, q_parity);
+    q_parity ^= 1;
+    if (ByThreads()) {
+      Copy(CopyRequest::kQ, 0, params.core.q, params.core.q_strides, problem.q_batch, problem.h,
+           problem.q_row + q_begin, problem.seqlen_q - q_begin, shared.q_full);
+      return;
+    }
+    const u32 barrier = ptx::SharedAddress(&shared.q_full);
+    ptx::mbarrier_arrive_expect_tx(barrier, S::kBytesQ);
+#pragma unroll
+    for (int panel = 0; panel < S::kPanelsQk; ++panel) {
+      ptx::cp_async_bulk_tensor_4d_load(
+          ptx::SharedAddress(&shared.q[panel]), &params.sm90.q, barrier, panel * kPanelColumns,
+          static_cast<int>(problem.q_row + q_begin), static_cast<int>(problem.h),
+          static_cast<int>(problem.q_batch));
+    }
+  }
+
+  __device__ __forceinline__ void LoadTiles(const Series& series) {
+    ForEachTile<Config>(series, params, [&](const Problem& problem, i64 q_begin, int) {
+      const auto walk = WalkOf<Config>(problem, q_begin, params);
+      int block = walk.Below(walk.end);
+      // K before Q: it may arrive while the consumers still read the Q of the tile before.
+      if (block >= walk.begin) LoadK(problem, block);
+      LoadQ(problem, q_begin + rank * S::kBlockM);
+      if constexpr (Config::kOverV) {
+        Wait(shared.o_read, o_parity);
+        o_parity ^= 1;
+      }
+#pragma unroll 1
+      while (block >= walk.begin) {
+        LoadV(problem, block);
+        block = walk.Below(block);
+        if (block >= walk.begin) LoadK(problem, block);
+      }
+    });
+  }
+
+  // The part of the loading warpgroup in a pass over the tiles.
+  __device__ __forceinline__ void Load(const Series& series) {
+    if (threadIdx.x < (ByThreads() ? 32 : 1)) {
+      LoadTiles(series);
+    } else if (ByThreads() && threadIdx.x >= 32) {
+      ServeCopyRequests(shared);
+    }
+    if (ByThreads() && threadIdx.x < 32) {
+      if (threadIdx.x == 0) shared.copy.tensor = CopyRequest::kNone;
+      __syncwarp();
+      ptx::bar_sync(kCopyBarrier, kWarpgroup);
+    }
+  }
+};
+
+// ---- the computing warpgroups ----
+
+template <class Config, class Params>
+struct Consumer {
+  using S = Shape<Config>;
+  using Element = typename Config::Element;
+  // Without a chain of scores the scale is folded into the exponent.
+  static constexpr bool kPlainScores = Config::Score::kIdentity;
+  static constexpr bool kOverQ = !Config::kOwnO && !Config::kOverV;
+
+  SharedStorage<Config>& shared;
+  const Params& params;
+  const u32 rank;
+  const int warpgroup;  // of the consumers
+  const int thread;     // of the warpgroup
+  const float to_log2;
+  const u64 q_tile, k_tiles, v_tiles;  // descriptors
+  Ring<Config> k_ring = {};
+  Ring<Config> v_ring = {};
+  u32 q_parity = 0;
+
+  // Of the tile at hand. Layouts as in ptx/wgmma.cuh; [2]: rows r and r + 8.
+  float o[S::kSums];
+  u32 p[S::kScores / 2];
+  float reference[2];  // log2
+  float sum[2];        // this thread's columns only, until the end; unused with kOnes
+
+  __device__ __forceinline__ Consumer(SharedStorage<Config>& shared, const Params& params)
+      : shared(shared),
+        params(params),
+        rank(RankInCluster<Config>()),
+        // Shuffled, so that the compiler knows that a warp agrees.
+        warpgroup(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0) - 1),
+        thread(static_cast<int>(threadIdx.x) % kWarpgroup),
+        to_log2(kPlainScores ? params.core.scale * kLog2OfE : kLog2OfE),
+        q_tile(ptx::SwizzledDescriptor(ptx::SharedAddress(&shared.q[0][warpgroup * kWarpgroupRows]),
+                                       16)),
+        k_tiles(ptx::SwizzledDescriptor(ptx::SharedAddress(&shared.k), 16)),
+        v_tiles(
+            ptx::SwizzledDescriptor(ptx::SharedAddress(&shared.v), Config::kBlockN * kRowBytes)) {}
+
+  __device__ __forceinline__ int lane() const { return thread % 32; }
+  // The row of the block's tile that this thread's [r] stands for.
+  __device__ __forceinline__ int Row(int r) const {
+    return warpgroup * kWarpgroupRows + thread / 32 * 16 + lane() / 4 + r * 8;
+  }
+
+  // At this barrier of a block of the cluster.
+  __device__ __forceinline__ void ArriveAt(const u64& barrier, u32 block) const {
+    const u32 address = ptx::SharedAddress(&barrier);
+    if constexpr (Config::kCluster > 1) {
+      ptx::mbarrier_arrive_cluster(ptx::mapa(address, block));
+    } else {
+      ptx::mbarrier_arrive(address);
+    }
+  }
+
+  // Tells the loaders of all blocks of the cluster that this warp has read a slot.
+  __device__ __forceinline__ void Release(const u64& empty) const {
+    if (lane() < Config::kCluster) ArriveAt(empty, lane());
+  }
+
+  __device__ __forceinline__ void IssueScores(float (&s)[S::kScores]) const {
+    ptx::wgmma_fence();
+    Config::Wgmma::Scores(s, q_tile,
+                          k_tiles + static_cast<u64>(k_ring.stage * (sizeof(shared.k[0]) >> 4)));
+    ptx::wgmma_commit_group();
+  }
+
+  __device__ __forceinline__ void IssueValues() {
+    ptx::wgmma_fence();
+    Config::Wgmma::Values(o, p,
+                          v_tiles + static_cast<u64>(v_ring.stage * (sizeof(shared.v[0]) >> 4)));
+    ptx::wgmma_commit_group();
+  }
+
+  // Scores that are not kept become -inf by selection. Rows beyond the length follow the last one,
+  // so that what policies read exists and every row has a reference.
+  template <bool kMasked>
+  __device__ __forceinline__ void ApplyPolicies(float (&s)[S::kScores], const Problem& problem,
+                                                i64 q_begin, int block) const {
+    if constexpr (!kMasked && kPlainScores) return;
+    // Policies that look at scores alone take those that are not kept as well.
+    constexpr bool kPointwise = Config::Score::kIsPointwise;
+    if constexpr (!kPlainScores) {
+#pragma unroll
+      for (int n = 0; n < S::kScores; ++n) s[n] *= params.core.scale;
+    }
+    if constexpr (kPointwise) Config::Score::ApplyToAll(s, params);
+    if constexpr (!kMasked && kPointwise) return;
+    const i64 kv_begin = i64{block} * Config::kBlockN;
+    const int first_column = lane() % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const i64 i = Min(q_begin + Row(r), problem.seqlen_q - 1);
+      const typename Config::Score::template Row<Params> row(problem, i, kv_begin + first_column,
+                                                             params);
+      // The row's keys as columns of the block, counted from this thread's first.
+      int begin = 0, end = Config::kBlockN;
+      if constexpr (kMasked) {
+        const KeyInterval keys = Config::Mask::RowKeys(problem, i, params);
+        begin =
+            static_cast<int>(Max(0, Min(keys.begin - kv_begin, Config::kBlockN))) - first_column;
+        end = static_cast<int>(Max(0, Min(keys.end - kv_begin, Config::kBlockN))) - first_column;
+      }
+#pragma unroll
+      for (int n = 0; n < Config::kBlockN / 8; ++n) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const int column = n * 8 + c;
+          float& score = s[4 * n + 2 * r + c];
+          bool keep = true;
+          if constexpr (kMasked) {
+            keep = column < end;
+            if constexpr (Config::Mask::kCutsLeft) keep = keep && column >= begin;
+            if constexpr (!Config::Mask::kIsInterval) {
+              keep =
+                  keep && Config::Mask::Keep(problem, i, kv_begin + first_column + column, params);
+            }
+          }
+          if constexpr (kPlainScores || kPointwise) {
+            score = keep ? score : -Infinity();
+          } else {
+            score = keep ? row.Apply(score, column) : -Infinity();
+          }
+        }
+      }
+    }
+  }
+
+  // Scores to weights, the references following the maxima. Returns whether O has to be multiplied
+  // by `factor`, the same in all lanes. kFirst: there is nothing before.
+  template <bool kFirst, bool kOptimistic>
+  __device__ __forceinline__ bool ExactSoftmax(float (&s)[S::kScores], float (&factor)[2]) {
+    constexpr float kAbove = kOptimistic ? kMargin : 0;
+    constexpr float kSlack = kOptimistic ? 0 : kLazyLog2;
+    float highest[2];
+    bool moves = kFirst;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float value = fmaxf(s[2 * r], s[2 * r + 1]);
+#pragma unroll
+      for (int n = 1; n < S::kScores / 4; ++n) {
+        value = fmaxf(value, fmaxf(s[4 * n + 2 * r], s[4 * n + 2 * r + 1]));
+      }
+      value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
+      value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
+      highest[r] = value * to_log2;
+      if constexpr (!kFirst) moves |= highest[r] > reference[r] + kSlack;
+    }
+    if constexpr (!kFirst) moves = __any_sync(kAllLanes, moves);
+    if (moves) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if constexpr (kFirst) {
+          reference[r] = highest[r] + kAbove;
+          sum[r] = 0;
+        } else {
+          const float before = reference[r];
+          const float after = fmaxf(before, highest[r] + kAbove);
+          // A row that has seen no key yet has reference -inf and nothing to scale.
+          factor[r] = before == after ? 1.f : ptx::ex2_approx_ftz(before - after);
+          reference[r] = after;
+          sum[r] *= factor[r];
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      // While every score of a row is -inf its reference is too; exp2(-inf - 0) is the 0 we want.
+      Weights(s, r, reference[r] == -Infinity() ? 0.f : reference[r]);
+    }
+    return !kFirst && moves;
+  }
+
+  __device__ __forceinline__ void Weights(float (&s)[S::kScores], int r, float subtract) {
+#pragma unroll
+    for (int n = 0; n < S::kScores / 4; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float& weight = s[4 * n + 2 * r + c];
+        weight = ptx::ex2_approx_ftz(fmaf(weight, to_log2, -subtract));
+        if constexpr (!Config::kOnes) sum[r] += weight;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void ScaleOutput(const float (&factor)[2]) {
+#pragma unroll
+    for (int n = 0; n < S::kSums; ++n) o[n] *= factor[n / 2 % 2];
+  }
+
+  __device__ __forceinline__ void PackWeights(const float (&s)[S::kScores]) {
+#pragma unroll
+    for (int n = 0; n < S::kScores / 2; ++n) {
+      p[n] = ptx::cvt_rn_x2_f32(s[2 * n + 1], s[2 * n], Element{});
+    }
+  }
+
+  // The rare path of the optimistic softmax: where a weight of this block is 2 or more, every row
+  // of the warp gets a reference kMargin above its largest weight, or keeps its own if that is
+  // higher. Rows that have not offended are moved with the others because they rise together more
+  // often than not. All factors are powers of two.
+  __device__ __forceinline__ void Rereference(float (&s)[S::kScores]) {
+    u32 bits = 0;
+#pragma unroll
+    for (int n = 0; n < S::kScores / 2; ++n) bits |= p[n];
+    if (!__any_sync(kAllLanes, (bits & kTwoOrMore) != 0)) return;
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float largest = 0;
+#pragma unroll
+      for (int n = 0; n < S::kScores / 4; ++n) {
+        largest = fmaxf(largest, fmaxf(s[4 * n + 2 * r], s[4 * n + 2 * r + 1]));
+      }
+      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
+      const int exponent = static_cast<int>(BitsOfFloat(largest) >> 23) - 127;
+      const float rise = fmaxf(0.f, static_cast<float>(exponent + 1) + kMargin);
+      factor[r] = ptx::ex2_approx_ftz(-rise);
+      reference[r] += rise;
+      sum[r] *= factor[r];
+    }
+#pragma unroll
+    for (int n = 0; n < S::kScores; ++n) s[n] *= factor[n / 2 % 2];
+    ScaleOutput(factor);
+    PackWeights(s);
+  }
+
+  __device__ __forceinline__ void WaitTurn() const {
+    if constexpr (Config::kPingPong) {
+      ptx::bar_sync(kFirstTurnBarrier + warpgroup, 2 * kWarpgroup);
+    }
+  }
+  __device__ __forceinline__ void PassTurn() const {
+    if constexpr (Config::kPingPong) {
+      const int next = warpgroup + 1 == Config::kConsumers ? 0 : warpgroup + 1;
+      ptx::bar_arrive(kFirstTurnBarrier + next, 2 * kWarpgroup);
+    }
+  }
+
+  // One block of keys: its scores and weights, and the products of the weights of the block before.
+  template <bool kMasked, bool kFirst>
+  __device__ __forceinline__ void Step(const Problem& problem, i64 q_begin, int block) {
+    float s[S::kScores];
+    Wait(shared.k_full[k_ring.stage], k_ring.parity);
+    if constexpr (!kFirst) WaitTurn();
+    IssueScores(s);
+    if constexpr (kFirst) {
+      ptx::wgmma_wait_group<0>();
+    } else {
+      Wait(shared.v_full[v_ring.stage], v_ring.parity);
+      IssueValues();
+      PassTurn();
+      ptx::wgmma_wait_group<1>();
+    }
+    ptx::AccumulatorsReady(s);
+    Release(shared.k_empty[k_ring.stage]);
+    k_ring.Advance();
+    ApplyPolicies<kMasked>(s, problem, q_begin, block);
+    constexpr bool kExact = !Config::kOptimistic || kMasked || kFirst;
+    float factor[2] = {1, 1};
+    bool rescale = false;
+    if constexpr (kExact) {
+      rescale = ExactSoftmax<kFirst, Config::kOptimistic>(s, factor);
+    } else {
+      Weights(s, 0, reference[0]);
+      Weights(s, 1, reference[1]);
+    }
+    if constexpr (!kFirst) {
+      ptx::wgmma_wait_group<0>();
+      ptx::AccumulatorsReady(o);
+      Release(shared.v_empty[v_ring.stage]);
+      v_ring.Advance();
+    }
+    PackWeights(s);
+    if constexpr (!kExact) {
+      Rereference(s);
+    } else if (rescale) {
+      ScaleOutput(factor);
+    }
+  }
+
+  // The products of the last block's weights.
+  __device__ __forceinline__ void LastValues() {
+    Wait(shared.v_full[v_ring.stage], v_ring.parity);
+    IssueValues();
+    ptx::wgmma_wait_group<0>();
+    ptx::AccumulatorsReady(o);
+    Release(shared.v_empty[v_ring.stage]);
+    v_ring.Advance();
+  }
+
+  template <class Walk>
+  __device__ __forceinline__ void Attend(const Walk& walk, const Problem& problem, i64 q_begin) {
+    int block = walk.Below(walk.end);
+    if (block < walk.begin) return;
+    // The block with the last key of the tile's first row, and all after it, run the exact softmax:
+    // every row then has a reference when blocks that nobody looks at begin.
+    int exact_begin = walk.full_end;
+    if constexpr (Config::kOptimistic && Config::Mask::kIsInterval) {
+      const i64 last = Config::Mask::RowKeys(problem, walk.q_begin, params).end - 1;
+      exact_begin = static_cast<int>(Min(exact_begin, Max(last, 0) / Config::kBlockN));
+    }
+    Step<true, true>(problem, q_begin, block);
+    block = walk.Below(block);
+    // Without a mask that was the only such block.
+    if constexpr (!kIsSame<typename Config::Mask, MaskChain<>>) {
+#pragma unroll 1
+      for (; block >= walk.begin && block >= exact_begin; block = walk.Below(block)) {
+        Step<true, false>(problem, q_begin, block);
+      }
+    }
+#pragma unroll 1
+    for (; kHasFullBlocks<Config> && block >= walk.begin && block >= walk.full_begin;
+         block = walk.Below(block)) {
+      Step<false, false>(problem, q_begin, block);
+    }
+    if constexpr (Config::Mask::kCutsLeft) {
+#pragma unroll 1
+      for (; block >= walk.begin; block = walk.Below(block)) {
+        Step<true, false>(problem, q_begin, block);
+      }
+    }
+    if constexpr (!kOverQ) ReleaseHere(shared.q_empty);
+    LastValues();
+  }
+
+  // A barrier of this block only.
+  __device__ __forceinline__ void ReleaseHere(const u64& empty) const {
+    if (lane() == 0) ptx::mbarrier_arrive(ptx::SharedAddress(&empty));
+  }
+
+  // Zeroes the rows of a block of V that no row of the tile may see. Every warpgroup does it before
+  // its own products; they write the same zeros.
+  __device__ __forceinline__ void ZeroUnseenValues(const Problem& problem, i64 q_begin, int block) {
+    for (int key = thread; key < Config::kBlockN; key += kWarpgroup) {
+      const i64 j = i64{block} * Config::kBlockN + key;
+      bool seen = false;
+      for (i64 i = q_begin; i < Min(q_begin + S::kBlockM, problem.seqlen_q) && !seen; ++i) {
+        seen = Config::Mask::Keep(problem, i, j, params);
+      }
+      if (seen) continue;
+#pragma unroll 1
+      for (int n = 0; n < S::kPanelsV * kPanelColumns; ++n) {
+        shared.v[v_ring.stage][n / kPanelColumns][key][n % kPanelColumns] = 0;
+      }
+    }
+    ptx::fence_proxy_async_shared();
+    ptx::bar_sync(kFirstEpilogueBarrier + warpgroup, kWarpgroup);
+  }
+
+  // The tile once more: every block with the exact softmax and all masks, one product at a time.
+  template <class Walk>
+  __device__ __forceinline__ void AttendExactly(const Walk& walk, const Problem& problem,
+                                                i64 q_begin) {
+    reference[0] = reference[1] = -Infinity();
+    sum[0] = sum[1] = 0;
+#pragma unroll 1
+    for (int block = walk.Below(walk.end); block >= walk.begin; block = walk.Below(block)) {
+      float s[S::kScores];
+      Wait(shared.k_full[k_ring.stage], k_ring.parity);
+      IssueScores(s);
+      ptx::wgmma_wait_group<0>();
+      ptx::AccumulatorsReady(s);
+      Release(shared.k_empty[k_ring.stage]);
+      k_ring.Advance();
+      ApplyPolicies<true>(s, problem, q_begin, block);
+      float factor[2] = {1, 1};
+      if (ExactSoftmax<false, false>(s, factor)) ScaleOutput(factor);
+      PackWeights(s);
+      Wait(shared.v_full[v_ring.stage], v_ring.parity);
+      if constexpr (kHidesValues<Config>) ZeroUnseenValues(problem, q_begin, block);
+      IssueValues();
+      ptx::wgmma_wait_group<0>();
+      ptx::AccumulatorsReady(o);
+      Release(shared.v_empty[v_ring.stage]);
+      v_ring.Advance();
+    }
+    if constexpr (!kOverQ) ReleaseHere(shared.q_empty);
+  }
+
+  // Marks tile `count` of the block's series, in all blocks of the cluster, for AttendExactly.
+  __device__ __forceinline__ void MarkForRedo(int count) const {
+    if constexpr (Config::kCluster > 1) {
+      if (lane() < Config::kCluster) {
+        ptx::red_min_cluster(ptx::mapa(ptx::SharedAddress(&shared.redo_begin), lane()), count);
+        ptx::red_max_cluster(ptx::mapa(ptx::SharedAddress(&shared.redo_end), lane()), count + 1);
+      }
+    } else {
+      if (lane() == 0) {
+        atomicMin(&shared.redo_begin, count);
+        atomicMax(&shared.redo_end, count + 1);
+      }
+    }
+  }
+
+  // The panels of O in shared memory.
+  __device__ __forceinline__ u16 (*OutputPanels())[S::kBlockM][kPanelColumns] {
+    if constexpr (Config::kOwnO) {
+      return shared.o.rows;
+    } else if constexpr (Config::kOverV) {
+      static_assert(S::kPanelsV * S::kBlockM <= Config::kStages * S::kPanelsV * Config::kBlockN &&
+                        !Config::kOnes,
+                    "O is larger than the stages of V");
+      return reinterpret_cast<u16(*)[S::kBlockM][kPanelColumns]>(&shared.v);
+    } else {
+      static_assert(S::kPanelsV <= S::kPanelsQk, "O is wider than Q");
+      return shared.q;
+    }
+  }
+
+  // Divides by the sums, stores LSE, and leaves O in shared memory. Returns whether some row's
+  // result is not to be trusted.
+  __device__ __forceinline__ bool FinishRows(const Problem& problem, i64 q_begin, bool no_keys) {
+    const float sink = Config::Sink::Logit(problem, params);
+    float o_scale[2];
+    bool suspicious = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float total;
+      if constexpr (Config::kOnes) {
+        total = o[S::kOutputs + 2 * r];
+      } else {
+        total = sum[r];
+        total += __shfl_xor_sync(kAllLanes, total, 1);
+        total += __shfl_xor_sync(kAllLanes, total, 2);
+      }
+      if (no_keys) total = 0;
+      const SoftmaxEnd end =
+          FinishSoftmax(no_keys ? -Infinity() : reference[r] * kLn2, total, sink);
+      o_scale[r] = end.empty ? 0.f : end.o_scale;
+      const i64 i = q_begin + Row(r);
+      if (i < problem.seqlen_q) {
+        if (lane() % 4 == 0) Config::Lse::Store(end.lse, problem, i, params);
+        float probe = total * 0.f;  // stays 0: 0 * finite
+        if constexpr (kHidesValues<Config>) {
+#pragma unroll
+          for (int n = 0; n < S::kOutputs / 4; ++n) {
+            probe = fmaf(o[4 * n + 2 * r], 0.f, probe);
+            probe = fmaf(o[4 * n + 2 * r + 1], 0.f, probe);
+          }
+        }
+        suspicious |= probe != 0;
+      }
+    }
+    const int row = warpgroup * kWarpgroupRows + thread / 32 * 16 + lane() % 16;
+    constexpr int kChunks = Config::kHeadDimV / 8;
+    auto* panels = OutputPanels();
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; chunk += 2) {
+      u32 pair[4];
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const int at = 4 * chunk + 2 * n;
+        pair[n] = at + 1 < S::kOutputs ? ptx::cvt_rn_x2_f32(o[at + 1] * o_scale[n % 2],
+                                                            o[at] * o_scale[n % 2], Element{})
+                                       : 0;
+      }
+      const int my_chunk = chunk + lane() / 16;
+      u16* address = &panels[chunk / 8][row][(my_chunk % 8 ^ row % 8) * 8];
+      if (chunk + 1 < kChunks) {
+        ptx::stmatrix_x4(ptx::SharedAddress(address), pair[0], pair[1], pair[2], pair[3]);
+      } else {
+        ptx::stmatrix_x2(ptx::SharedAddress(address), pair[0], pair[1]);
+      }
+    }
+    return suspicious;
+  }
+
+  // Stores this warpgroup's rows of O, by its thread 0 or, where the map does not end where the
+  // sequence does or cannot describe O, by all.
+  __device__ __forceinline__ void StoreRows(const Problem& problem, i64 q_begin) {
+    const i64 first = q_begin + warpgroup * kWarpgroupRows;
+    const i64 rows = Min(problem.seqlen_q - first, kWarpgroupRows);
+    constexpr bool kClips = kIsSame<typename Config::Lengths, LengthsUniform>;
+    auto* panels = OutputPanels();
+    ptx::fence_proxy_async_shared();
+    ptx::bar_sync(kFirstEpilogueBarrier + warpgroup, kWarpgroup);
+    if ((params.sm90.by_threads & abi::kOByThreads) == 0 && (kClips || rows == kWarpgroupRows)) {
+      if (thread == 0) {
+#pragma unroll
+        for (int panel = 0; panel < S::kPanelsV; ++panel) {
+          ptx::cp_async_bulk_tensor_4d_store(
+              &params.sm90.o, ptx::SharedAddress(&panels[panel][warpgroup * kWarpgroupRows]),
+              panel * kPanelColumns, static_cast<int>(problem.q_row + first),
+              static_cast<int>(problem.h), static_cast<int>(problem.q_batch));
+        }
+        ptx::cp_async_bulk_commit_group();
+      }
+    } else {
+      const abi::TensorStrides& strides = params.core.o_strides;
+      u16* out = static_cast<u16*>(params.core.o) + problem.q_batch * strides.batch +
+                 problem.h * strides.head + (problem.q_row + first) * strides.seq;
+#pragma unroll 1
+      for (int n = thread; n < rows * Config::kHeadDimV; n += kWarpgroup) {
+        const int row = n / Config::kHeadDimV, column = n % Config::kHeadDimV;
+        const int at = (column / 8 % 8 ^ row % 8) * 8 + column % 8;
+        out[row * strides.seq + column] =
+            panels[column / kPanelColumns][warpgroup * kWarpgroupRows + row][at];
+      }
+      if constexpr (!Config::kOwnO) ptx::bar_sync(kFirstEpilogueBarrier + warpgroup, kWarpgroup);
+    }
+    if constexpr (!Config::kOwnO) {
+      if (thread == 0) {
+        ptx::cp_async_bulk_wait_group_read_0();
+        if constexpr (kOverQ) {
+          ptx::mbarrier_arrive(ptx::SharedAddress(&shared.q_empty));
+        } else {
+#pragma unroll
+          for (u32 block = 0; block < Config::kCluster; ++block) ArriveAt(shared.o_read, block);
+        }
+      }
+    }
+  }
+
+  // kExactly: the second attempt. An instantiation each: where their accumulators met ptxas 13.0
+  // ran out of registers for the pipeline (C7511).
+  template <bool kExactly>
+  __device__ __forceinline__ void ComputeTiles(const Series& series) {
+    ForEachTile<Config>(series, params, [&](const Problem& problem, i64 tile_begin, int count) {
+      const i64 q_begin = tile_begin + rank * S::kBlockM;
+      const auto walk = WalkOf<Config>(problem, tile_begin, params);
+      const bool no_keys = walk.Below(walk.end) < walk.begin;
+#pragma unroll
+      for (int n = 0; n < S::kSums; ++n) o[n] = 0;
+      Wait(shared.q_full, q_parity);
+      q_parity ^= 1;
+      if (!no_keys) {
+        if constexpr (kExactly) {
+          AttendExactly(walk, problem, q_begin);
+        } else {
+          Attend(walk, problem, q_begin);
+        }
+      } else if constexpr (!kOverQ) {
+        ReleaseHere(shared.q_empty);
+      }
+      if constexpr (Config::kOwnO) {
+        // The store of the tile before must have read the buffer.
+        if (thread == 0) ptx::cp_async_bulk_wait_group_read_0();
+        ptx::bar_sync(kFirstEpilogueBarrier + warpgroup, kWarpgroup);
+      } else if constexpr (Config::kOverV) {
+        // The other warpgroups must have read V.
+        ptx::bar_sync(kOverVBarrier, Config::kConsumers * kWarpgroup);
+      }
+      const bool suspicious = FinishRows(problem, q_begin, no_keys);
+      if constexpr (kMayRedo<Config> && !kExactly) {
+        if (__any_sync(kAllLanes, suspicious)) MarkForRedo(count);
+      }
+      StoreRows(problem, q_begin);
+    });
+  }
+};
+
+// ---- both ----
+
+// Waits for all tiles of the cluster, then leaves in `series` those that are to be repeated.
+template <class Config>
+__device__ __forceinline__ void KeepRedo(const SharedStorage<Config>& shared, Series& series) {
+  SyncCluster<Config>();
+  series.first = __shfl_sync(kAllLanes, shared.redo_begin, 0);
+  series.last = __shfl_sync(kAllLanes, shared.redo_end, 0);
+}
+
+template <class Config>
+__device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared) {
+  constexpr u32 kConsumerWarps = Config::kConsumers * 4;
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(ptx::SharedAddress(&shared.q_full), 1);
+    ptx::mbarrier_init(ptx::SharedAddress(&shared.q_empty),
+                       Config::kOwnO || Config::kOverV ? kConsumerWarps : Config::kConsumers);
+    ptx::mbarrier_init(ptx::SharedAddress(&shared.o_read), Config::kConsumers * Config::kCluster);
+    for (int stage = 0; stage < Config::kStages; ++stage) {
+      ptx::mbarrier_init(ptx::SharedAddress(&shared.k_full[stage]), 1);
+      ptx::mbarrier_init(ptx::SharedAddress(&shared.v_full[stage]), 1);
+      ptx::mbarrier_init(ptx::SharedAddress(&shared.k_empty[stage]),
+                         kConsumerWarps * Config::kCluster);
+      ptx::mbarrier_init(ptx::SharedAddress(&shared.v_empty[stage]),
+                         kConsumerWarps * Config::kCluster);
+    }
+    ptx::fence_mbarrier_init();
+    shared.redo_begin = 0x7fffffff;
+    shared.redo_end = 0;
+  }
+  if constexpr (Config::kOnes) {
+    typename Config::Element one;
+    FromFloat(1.f, &one);
+    constexpr int kElements = Config::kBlockN * kPanelColumns;
+    for (int n = threadIdx.x; n < Config::kStages * kElements; n += Shape<Config>::kThreads) {
+      shared.v[n / kElements][Shape<Config>::kPanelsV][n % kElements / kPanelColumns]
+              [n % kPanelColumns] = one.bits;
+    }
+    ptx::fence_proxy_async_shared();
+  }
+  SyncCluster<Config>();
+}
+
+template <class Config, class Params>
+__device__ __forceinline__ void Run(const Params& params) {
+  static_assert(MaskPolicy<typename Config::Mask, Params>);
+  static_assert(ScorePolicy<typename Config::Score, Params>);
+  static_assert(KvRowsPolicy<typename Config::KvRows, Params>);
+  static_assert(Config::KvRows::kIsDense, "rows of a map lie one behind the other");
+  static_assert(Config::Dropout::kIdentity);
+  static_assert(Config::kBlockN % 16 == 0 && Config::kHeadDimQk % 8 == 0 &&
+                Config::kHeadDimV % 8 == 0);
+  static_assert(!Config::kOnes || Config::kHeadDimV % kPanelColumns == 0,
+                "the panel of ones follows a whole panel");
+  static_assert(!Config::kOptimistic || (kIsSame<typename Config::Element, Bf16>),
+                "the margin needs the exponents of bf16");
+  extern __shared__ __align__(1024) u8 shared_bytes[];
+  auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
+  InitialiseShared(shared);
+  if (__shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0) == 0) {
+    if constexpr (Config::kLoaderRegisters != 0) ptx::setmaxnreg_dec<Config::kLoaderRegisters>();
+    if (threadIdx.x == 0 && params.sm90.by_threads == 0) {
+      ptx::prefetch_tensormap(&params.sm90.q);
+      ptx::prefetch_tensormap(&params.sm90.k);
+      ptx::prefetch_tensormap(&params.sm90.v);
+    }
+    Loader<Config, Params> loader = {shared, params, RankInCluster<Config>()};
+    Series series = AllTiles<Config>();
+#pragma unroll 1
+    for (int pass = 0; pass < 2 && series.first < series.last; ++pass) {
+      loader.Load(series);
+      if constexpr (!kMayRedo<Config>) break;
+      if (pass == 0) KeepRedo(shared, series);
+    }
+  } else {
+    if constexpr (Config::kConsumerRegisters != 0) {
+      ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
+    }
+    Consumer<Config, Params> consumer(shared, params);
+    if constexpr (Config::kPingPong) {
+      if (consumer.warpgroup == 0) ptx::bar_arrive(kFirstTurnBarrier, 2 * kWarpgroup);
+    }
+    Series series = AllTiles<Config>();
+    consumer.template ComputeTiles<false>(series);
+    if constexpr (kMayRedo<Config>) {
+      KeepRedo(shared, series);
+      // A repeated tile is stored behind its first attempt.
+      if (consumer.thread == 0) ptx::cp_async_bulk_wait_group_0();
+      if (series.first < series.last) consumer.template ComputeTiles<true>(series);
+    }
+    if (consumer.thread == 0) ptx::cp_async_bulk_wait_group_read_0();
+  }
+  // The other block may still arrive at this one's barriers.
+  if constexpr (Config::kCluster > 1) SyncCluster<Config>();
+}
+
+}  // namespace fwd_sm90
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_FAMILY_ATTN_FWD_SM90_CUH_

@@ -1,0 +1,28 @@
+// Descriptions of tensors for bulk copies (TMA). Free of <cuda.h>.
+#ifndef TILEWRIGHT_DEVICE_TENSOR_MAP_H_
+#define TILEWRIGHT_DEVICE_TENSOR_MAP_H_
+
+#include <array>
+#include <cstdint>
+
+#include "abi/tensor_map.h"
+#include "device/device.h"
+
+namespace tilewright::device {
+
+// A tensor of 16-bit elements with contiguous rows: dimensions column, row, head, batch.
+struct TensorMapRequest {
+  const void* base = nullptr;
+  bool is_bf16 = true;
+  std::array<int64_t, 4> extents = {};  // elements
+  std::array<int64_t, 3> strides = {};  // of row, head and batch, in elements
+  int box_rows = 0;                     // of a copy; its columns are 64, under the 128-byte swizzle
+};
+
+// False where no map describes the tensor: a base or a stride that is no multiple of 16 bytes,
+// extents of 0, or what else the driver refuses. `map` is then unspecified. No allocation, no lock.
+bool EncodeTensorMap(const DriverApi& api, const TensorMapRequest& request, abi::TensorMap* map);
+
+}  // namespace tilewright::device
+
+#endif  // TILEWRIGHT_DEVICE_TENSOR_MAP_H_

@@ -1,0 +1,232 @@
+// attn_fwd_sm90: warpgroup products and bulk copies of Hopper, 16-bit operands.
+//
+// A computing warpgroup owns 64 query rows; what its registers hold decides how many keys a tile
+// may have. Three or four warpgroups hide each other's softmax at small head dims, two leave
+// registers for large ones.
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "plan/family_planner.h"
+#include "spec/validate.h"
+
+namespace tilewright::plan {
+namespace {
+
+constexpr int64_t kMaxDim = 256;
+constexpr int kWarpgroupRows = 64;
+constexpr int kPanelColumns = 64;
+constexpr int kPanelRowBytes = 128;
+constexpr int kSharedAlignment = 1024;
+
+int64_t RoundUp(int64_t n, int64_t multiple) { return CeilDiv(n, multiple) * multiple; }
+
+bool IsHalf(ElementType type) { return type == ElementType::kFp16 || type == ElementType::kBf16; }
+
+// A tensor's rows start on multiples of 16 bytes, as bulk copies want them.
+bool StridesFit(const Strides& strides) {
+  return (strides.batch | strides.seq | strides.head) % 8 == 0;
+}
+
+FamilyAnswer Refuse(const PlanRequest& request) {
+  const AttentionSpec& spec = request.spec;
+  FamilyAnswer answer;
+  AttentionSpec nearest = spec;
+  if (!request.traits.has_wgmma) {
+    answer.refusal = absl::StrCat(std::string(request.traits.target), " has no wgmma.mma_async");
+    return answer;
+  }
+  if (spec.operation != Operation::kForward) {
+    answer.refusal = "operation = bwd: only the forward is served";
+    nearest.operation = Operation::kForward;
+  } else if (!IsHalf(spec.type) || spec::KvType(spec) != spec.type ||
+             spec::OutType(spec) != spec.type) {
+    answer.refusal = "the types of Q, K, V and O must be fp16 or bf16, all the same";
+    nearest.type = IsHalf(spec.type) ? spec.type : ElementType::kBf16;
+    nearest.kv_type.reset();
+    nearest.out_type.reset();
+    nearest.q_scale = nearest.kv_scale = ScaleKind::kNone;
+  } else if (spec.dropout != 0) {
+    answer.refusal = "dropout: its random words leave no registers for these tiles";
+    nearest.dropout = 0;
+  } else if (spec.page_size != 0) {
+    answer.refusal = absl::StrCat("page_size = ", spec.page_size,
+                                  ": bulk copies want the rows of K and V one behind the other");
+    nearest.page_size = 0;
+  } else if (spec.strided_innermost) {
+    answer.refusal = "strided_innermost: rows must be contiguous";
+    nearest.strided_innermost = false;
+  } else if (spec.dim_qk % 8 != 0 || spec.dim_v % 8 != 0) {
+    answer.refusal = absl::StrCat("dim_qk, dim_v = ", spec.dim_qk, ", ", spec.dim_v,
+                                  ": rows must be whole chunks of 16 bytes");
+    nearest.dim_qk = RoundUp(spec.dim_qk, 8);
+    nearest.dim_v = RoundUp(spec.dim_v, 8);
+  } else if (spec.dim_qk > kMaxDim || spec.dim_v > kMaxDim) {
+    answer.refusal = absl::StrCat("dim_qk, dim_v = ", spec.dim_qk, ", ", spec.dim_v,
+                                  ": must be at most ", kMaxDim);
+    nearest.dim_qk = std::min(spec.dim_qk, kMaxDim);
+    nearest.dim_v = std::min(spec.dim_v, kMaxDim);
+  } else if (spec.strides.has_value() &&
+             !std::all_of(spec.strides->begin(), spec.strides->end(), StridesFit)) {
+    answer.refusal = "strides: rows must start on multiples of 16 bytes";
+    nearest.strides.reset();
+  } else {
+    return answer;
+  }
+  answer.nearest = std::move(nearest);
+  return answer;
+}
+
+// Whether scores or masks need more than an interval of keys for each row.
+bool HasPolicies(const AttentionSpec& spec) {
+  return spec.softcap != 0 || spec.alibi || !spec.bias.empty() || !spec.score_snippet.empty() ||
+         !spec.mask_snippet.empty() || spec.block_mask_q != 0 || spec.dropout != 0 ||
+         spec::EffectiveScale(spec) <= 0;
+}
+
+// Scores that a finite input makes -inf would send every tile through the exact redo.
+bool ScoresAreFinite(const AttentionSpec& spec) {
+  return spec.bias.empty() && spec.score_snippet.empty() && spec.mask_snippet.empty() &&
+         spec.block_mask_q == 0;
+}
+
+// Registers that a consumer's scores, packed weights and output sums may take, found by compiling:
+// ptxas 13.0 spills or serialises beyond.
+int64_t MaxTileRegisters(const AttentionSpec& spec, int consumers, int block_n) {
+  const int64_t policies = HasPolicies(spec) && block_n > 32 ? 64 : 0;
+  switch (consumers) {
+    case 4:
+      return 88 - policies;
+    case 3:
+      return 132 - policies;
+    default:
+      return 208 - policies;
+  }
+}
+
+struct Tile {
+  int consumers;
+  int block_n;
+};
+
+// In the order of trying, from sweeps on one H200 (2026-11-29).
+constexpr Tile kLongTiles64[] = {{4, 64}, {3, 96}, {3, 128}, {2, 128}, {2, 96}, {2, 64}, {2, 32}};
+constexpr Tile kShortTiles64[] = {{2, 128}, {3, 128}, {4, 64}, {3, 96}, {2, 96}, {2, 64}, {2, 32}};
+constexpr Tile kTiles128[] = {{2, 128}, {2, 144}, {2, 112}, {3, 80}, {2, 96}, {2, 64}, {2, 32}};
+constexpr Tile kTiles192[] = {{2, 112}, {2, 96}, {2, 128}, {2, 80}, {2, 64}, {2, 32}};
+constexpr Tile kTiles256[] = {{2, 64}, {2, 80}, {2, 48}, {2, 32}, {2, 16}};
+
+absl::Span<const Tile> TilesFor(const AttentionSpec& spec) {
+  const int64_t dim = std::max(spec.dim_qk, spec.dim_v);
+  if (dim <= 64 && spec.seqlen_q > 1024) return kLongTiles64;
+  if (dim <= 64) return kShortTiles64;
+  if (dim <= 128) return kTiles128;
+  if (dim <= 192) return kTiles192;
+  return kTiles256;
+}
+
+// What else a plan of a tile leaves open.
+struct Variant {
+  bool persistent;  // as many clusters as fit the board, each with a series of tiles
+  int cluster;
+};
+
+// None where the tile does not fit registers or shared memory.
+std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
+                                   const Variant& variant) {
+  const AttentionSpec& spec = request.spec;
+  KernelPlan plan;
+  plan.family = Family::kFwdSm90;
+  plan.target = std::string(request.traits.target);
+  plan.consumers = tile.consumers;
+  plan.block_m = tile.consumers * kWarpgroupRows;
+  plan.block_n = tile.block_n;
+  plan.warps = 4 * (tile.consumers + 1);
+  plan.rows_per_warp = 16;
+  plan.stages = 2;
+  plan.cluster = variant.cluster;
+  if (variant.persistent) plan.max_grid = request.board.num_sms / variant.cluster;
+  // The margin needs bf16's exponents.
+  plan.optimistic = spec.type == ElementType::kBf16 && ScoresAreFinite(spec);
+  const auto fits_registers = [&] {
+    return tile.block_n * 3 / 4 + (spec.dim_v + (plan.ones ? 8 : 0)) / 2 <=
+           MaxTileRegisters(spec, tile.consumers, tile.block_n);
+  };
+  const auto fits_smem = [&] {
+    plan.smem_bytes = FwdSm90SmemBytes(plan, spec.dim_qk, spec.dim_v);
+    return plan.smem_bytes <= request.traits.smem_per_block_optin;
+  };
+  // An LSE needs the sums of the weights themselves, not of their 16-bit forms.
+  plan.ones = plan.optimistic && !spec.lse && spec.dim_v % kPanelColumns == 0 && spec.dim_v <= 128;
+  if (!fits_registers()) plan.ones = false;
+  if (!fits_registers()) return std::nullopt;
+  plan.own_o = true;
+  if (fits_smem()) return plan;
+  plan.own_o = false;
+  plan.over_v = !plan.ones && plan.stages * plan.block_n >= plan.block_m;
+  if (!plan.over_v && CeilDiv(spec.dim_v, kPanelColumns) > CeilDiv(spec.dim_qk, kPanelColumns)) {
+    return std::nullopt;
+  }
+  if (!fits_smem()) return std::nullopt;
+  return plan;
+}
+
+// The ways to share out tiles, best first.
+std::vector<Variant> VariantsFor(const AttentionSpec& spec) {
+  const bool equal_tiles = spec::EffectiveWindowRight(spec) < 0 && spec.window_left < 0;
+  const bool long_rows = spec.seqlen_q > 4096;
+  std::vector<Variant> variants;
+  if (!equal_tiles && long_rows) variants.push_back({false, 1});
+  variants.push_back({true, 1});
+  if (!equal_tiles && !long_rows) variants.push_back({false, 1});
+  if (std::max(spec.dim_qk, spec.dim_v) >= 128 && long_rows) variants.push_back({equal_tiles, 2});
+  return variants;
+}
+
+}  // namespace
+
+int64_t FwdSm90SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v) {
+  const int64_t panels_qk = CeilDiv(dim_qk, kPanelColumns),
+                panels_v = CeilDiv(dim_v, kPanelColumns);
+  const int64_t rows =
+      plan.block_m * (panels_qk + (plan.own_o ? panels_v : 0)) +
+      int64_t{plan.stages} * plan.block_n * (panels_qk + panels_v + (plan.ones ? 1 : 0));
+  // q_full, q_empty, o_read, a full and an empty barrier for K and for V of each stage; the range
+  // of tiles to repeat; a request to copy; without its own O a member that takes a place.
+  const int64_t barriers = 8 * (3 + 4 * int64_t{plan.stages}) + 8 + 32 + (plan.own_o ? 0 : 8);
+  return RoundUp(rows * kPanelRowBytes + barriers, kSharedAlignment);
+}
+
+FamilyAnswer PlanFwdSm90(const PlanRequest& request) {
+  FamilyAnswer answer = Refuse(request);
+  if (!answer.refusal.empty()) return answer;
+  const AttentionSpec& spec = request.spec;
+  const std::vector<Variant> variants = VariantsFor(spec);
+  const auto add = [&](const Tile& tile, const Variant& variant) {
+    std::optional<KernelPlan> plan = MakePlan(request, tile, variant);
+    if (plan.has_value()) answer.plans.push_back(*std::move(plan));
+    return plan.has_value();
+  };
+  // The other variants of the two best tiles come behind these.
+  int extended = 0;
+  for (const Tile& tile : TilesFor(spec)) {
+    if (!add(tile, variants[0]) || ++extended > 2) continue;
+    for (size_t n = 1; n < variants.size(); ++n) add(tile, variants[n]);
+  }
+  if (answer.plans.empty()) {
+    answer.refusal = absl::StrCat("no tile of dim_qk, dim_v = ", spec.dim_qk, ", ", spec.dim_v,
+                                  " fits the registers and shared memory of ",
+                                  std::string(request.traits.target));
+    return answer;
+  }
+  const KernelPlan& best = answer.plans.front();
+  answer.why = absl::StrCat("tiles of ", best.block_m, " rows and ", best.block_n,
+                            " keys stand first among the ", answer.plans.size(), " that fit");
+  return answer;
+}
+
+}  // namespace tilewright::plan

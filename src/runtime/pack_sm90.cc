@@ -1,0 +1,90 @@
+#include "runtime/pack_sm90.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "abi/tensor_map.h"
+#include "absl/strings/str_cat.h"
+#include "device/tensor_map.h"
+#include "spec/validate.h"
+
+namespace tilewright {
+namespace {
+
+constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+
+// K and V of a section of heads stay in L2 while its tiles run: 32 MB of the 50 to 60 MB of Hopper
+// boards, as FlashAttention-3 has it.
+constexpr int64_t kSectionBytes = int64_t{32} << 20;
+
+// Heads whose tiles are walked together, longest first. Without a causal mask tiles are equally
+// long, and one head after the other is best for L2.
+int64_t SectionHeads(const AttentionSpec& spec, const AttentionArgs& args, int64_t heads) {
+  if (spec::EffectiveWindowRight(spec) < 0) return 1;
+  const int64_t group = spec::GroupSize(spec);
+  const int64_t bytes_per_kv_head =
+      std::max<int64_t>(args.seqlen_kv, 1) * (spec.dim_qk + spec.dim_v) * 2;
+  const int64_t kv_heads = std::max<int64_t>(kSectionBytes / bytes_per_kv_head, 1);
+  return std::clamp<int64_t>(kv_heads * group, 1, std::max<int64_t>(heads, 1));
+}
+
+template <typename TensorType>
+bool Encode(const device::DriverApi& api, const AttentionSpec& spec, const TensorType& tensor,
+            int64_t dim, int64_t rows, int64_t heads, int64_t batch, int box_rows,
+            abi::TensorMap* map) {
+  return device::EncodeTensorMap(
+      api,
+      {.base = tensor.data,
+       .is_bf16 = spec.type == ElementType::kBf16,
+       .extents = {dim, rows, heads, batch},
+       .strides = {tensor.strides.seq, tensor.strides.head, tensor.strides.batch},
+       .box_rows = box_rows},
+      map);
+}
+
+}  // namespace
+
+absl::Status PackSm90(const device::DriverApi& api, const plan::KernelPlan& plan,
+                      const AttentionSpec& spec, const emit::ParamLayout& layout,
+                      const AttentionArgs& args, std::byte* params) {
+  const emit::ParamSlot& slot = layout.slots.back();
+  if (slot.kind != emit::ParamSlotKind::kFwdSm90) return absl::OkStatus();
+  const bool packed_q = spec.varlen && args.cu_seqlens_q != nullptr;
+  const bool packed_kv = spec.varlen && args.cu_seqlens_kv != nullptr;
+  const int64_t q_rows = packed_q ? args.total_q : args.seqlen_q;
+  const int64_t kv_rows = packed_kv ? args.total_kv : args.seqlen_kv;
+  const int64_t q_batch = packed_q ? 1 : args.batch;
+  const int64_t kv_batch = packed_kv ? 1 : args.batch;
+  const int64_t tile_rows = int64_t{plan.block_m} * plan.cluster;
+  const int64_t row_tiles = (args.seqlen_q + tile_rows - 1) / tile_rows;
+  // A tile beyond the end may still be asked for.
+  const int64_t most_rows = kMax - 2 * tile_rows;
+  int64_t heads = 0, tiles = 0;
+  if (q_rows > most_rows || kv_rows > most_rows ||
+      __builtin_mul_overflow(args.batch, spec.heads_q, &heads) ||
+      __builtin_mul_overflow(heads, row_tiles, &tiles) || tiles > kMax) {
+    return absl::UnimplementedError(absl::StrCat(
+        "batch = ", args.batch, ", seqlen_q = ", args.seqlen_q, ", seqlen_kv = ", args.seqlen_kv,
+        ": rows and tiles of attn_fwd_sm90 are counted with 31 bits"));
+  }
+  abi::FwdSm90Args out = {};
+  const bool q =
+      Encode(api, spec, args.q, spec.dim_qk, q_rows, spec.heads_q, q_batch, plan.block_m, &out.q);
+  const bool k = Encode(api, spec, args.k, spec.dim_qk, kv_rows, spec.heads_kv, kv_batch,
+                        plan.block_n / plan.cluster, &out.k);
+  const bool v = Encode(api, spec, args.v, spec.dim_v, kv_rows, spec.heads_kv, kv_batch,
+                        plan.block_n / plan.cluster, &out.v);
+  const bool o =
+      Encode(api, spec, args.o, spec.dim_v, q_rows, spec.heads_q, q_batch, /*box_rows=*/64, &out.o);
+  out.row_tiles = static_cast<uint32_t>(row_tiles);
+  out.tiles = static_cast<uint32_t>(tiles);
+  out.heads = static_cast<uint32_t>(heads);
+  out.section_heads = static_cast<uint32_t>(SectionHeads(spec, args, heads));
+  out.by_threads =
+      (q ? 0 : abi::kQByThreads) | (k && v ? 0 : abi::kKvByThreads) | (o ? 0 : abi::kOByThreads);
+  std::memcpy(params + slot.offset, &out, sizeof(out));
+  return absl::OkStatus();
+}
+
+}  // namespace tilewright

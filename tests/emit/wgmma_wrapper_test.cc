@@ -1,0 +1,55 @@
+#include "emit/wgmma_wrapper.h"
+
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "spec/canonical.h"
+
+namespace tilewright::emit {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string Text(std::string_view spec_text, int block_n, bool ones) {
+  const AttentionSpec spec = spec::Canonicalise(spec::ParseSpec(spec_text).value());
+  plan::KernelPlan plan;
+  plan.block_m = 128;
+  plan.block_n = block_n;
+  plan.ones = ones;
+  return WgmmaHeader(spec, plan).text;
+}
+
+int Count(const std::string& text, const std::string& piece) {
+  int count = 0;
+  for (size_t at = text.find(piece); at != std::string::npos; at = text.find(piece, at + 1)) {
+    ++count;
+  }
+  return count;
+}
+
+TEST(WgmmaWrapperTest, StepsCoverExactlyTheDims) {
+  // 72 columns of Q and K are 5 steps of 16; 48 keys are 3 steps of P V with 40 columns.
+  const std::string text = Text("fwd bf16 b=1 h=1 s=64 d=72/40", 48, false);
+  EXPECT_EQ(Count(text, "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16"), 5);
+  EXPECT_EQ(Count(text, "wgmma.mma_async.sync.aligned.m64n40k16.f32.bf16.bf16"), 3);
+  EXPECT_THAT(text, HasSubstr("Scores(float (&d)[24], u64 q, u64 k)"));
+  EXPECT_THAT(text, HasSubstr("Values(float (&d)[20], const u32 (&p)[12], u64 v)"));
+}
+
+TEST(WgmmaWrapperTest, OnesAreEightMoreColumnsOfV) {
+  const std::string text = Text("fwd fp16 b=1 h=1 s=64 d=64", 128, true);
+  EXPECT_EQ(Count(text, "m64n72k16.f32.f16.f16"), 8);
+  EXPECT_THAT(text, Not(HasSubstr("bf16")));
+}
+
+TEST(WgmmaWrapperTest, ColumnsBeyondAPanelLieBehindItsRows) {
+  // Step 4 of Q K^T starts the second panel: 128 rows of Q and 32 of K, in units of 16 bytes.
+  const std::string text = Text("fwd bf16 b=1 h=1 s=64 d=80/64", 32, false);
+  EXPECT_THAT(text, HasSubstr("add.s64 a, %16, 6; add.s64 b, %17, 6;"));
+  EXPECT_THAT(text, HasSubstr("add.s64 a, %16, 1024; add.s64 b, %17, 256;"));
+}
+
+}  // namespace
+}  // namespace tilewright::emit

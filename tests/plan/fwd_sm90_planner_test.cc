@@ -1,0 +1,110 @@
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "arch/arch_traits.h"
+#include "arch/board_profile.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "plan/family_planner.h"
+#include "spec/canonical.h"
+
+namespace tilewright::plan {
+namespace {
+
+using ::testing::HasSubstr;
+
+FamilyAnswer Plan(std::string_view text, std::string_view target = "sm_90a") {
+  const AttentionSpec spec = spec::Canonicalise(spec::ParseSpec(text).value());
+  const arch::ArchTraits traits = arch::FindArchTraits(target).value();
+  const arch::BoardProfile board = arch::DefaultBoardProfile(target).value();
+  return PlanFwdSm90({spec, traits, board});
+}
+
+TEST(FwdSm90PlannerTest, SharedMemoryIsPanelsAndBarriers) {
+  KernelPlan plan;
+  plan.block_m = plan.block_n = 128;
+  plan.stages = 2;
+  // Two panels of 128-byte rows of Q and of each stage's K and V; less than 1 KB of barriers.
+  EXPECT_EQ(FwdSm90SmemBytes(plan, 128, 128), 128 * (2 * 128 + 2 * 128 * 4) + 1024);
+  plan.own_o = true;
+  EXPECT_EQ(FwdSm90SmemBytes(plan, 128, 128), 128 * (4 * 128 + 2 * 128 * 4) + 1024);
+  plan.ones = true;
+  EXPECT_EQ(FwdSm90SmemBytes(plan, 128, 128), 128 * (4 * 128 + 2 * 128 * 5) + 1024);
+  // Dims fill whole panels.
+  plan.own_o = plan.ones = false;
+  EXPECT_EQ(FwdSm90SmemBytes(plan, 72, 8), 128 * (2 * 128 + 2 * 128 * 3) + 1024);
+}
+
+// What the kernel takes for granted, over dims and lengths.
+TEST(FwdSm90PlannerTest, PlansAreFeasible) {
+  const arch::ArchTraits row = arch::FindArchTraits("sm_90a").value();
+  for (int dim_qk : {8, 40, 64, 72, 128, 192, 256}) {
+    for (int dim_v : {8, 64, 80, 128, 200, 256}) {
+      for (const char* rest : {"s=1", "s=4097 causal lse", "s=300/0 softcap=5", "s=64 sinks"}) {
+        const std::string text = absl::StrCat("fwd bf16 b=2 h=8 d=", dim_qk, "/", dim_v, " ", rest);
+        const FamilyAnswer answer = Plan(text);
+        ASSERT_FALSE(answer.plans.empty()) << text << answer.refusal;
+        for (const KernelPlan& plan : answer.plans) {
+          SCOPED_TRACE(text + " " + plan.ToString());
+          EXPECT_EQ(plan.block_m, 64 * plan.consumers);
+          EXPECT_EQ(plan.warps, 4 * (plan.consumers + 1));
+          EXPECT_EQ(plan.block_n % 16, 0);
+          EXPECT_EQ(plan.smem_bytes, FwdSm90SmemBytes(plan, dim_qk, dim_v));
+          EXPECT_LE(plan.smem_bytes, row.smem_per_block_optin);
+          // O over Q needs a Q at least as wide; the panel of ones follows a whole panel of V.
+          EXPECT_TRUE(plan.own_o || plan.over_v || (dim_v + 63) / 64 <= (dim_qk + 63) / 64);
+          EXPECT_TRUE(!plan.over_v || plan.stages * plan.block_n >= plan.block_m);
+          EXPECT_TRUE(!plan.ones || dim_v % 64 == 0);
+          const absl::StatusOr<KernelPlan> parsed = ParsePlan(plan.ToString());
+          ASSERT_TRUE(parsed.ok()) << parsed.status();
+          EXPECT_EQ(*parsed, plan);
+        }
+      }
+    }
+  }
+}
+
+TEST(FwdSm90PlannerTest, TilesOfOneLengthAreWalkedByAsManyBlocksAsTheBoardHasSms) {
+  const int num_sms = arch::DefaultBoardProfile("sm_90a").value().num_sms;
+  EXPECT_EQ(Plan("fwd bf16 b=2 h=8 s=512 d=128").plans.front().max_grid, num_sms);
+  // Long tiles of uneven length are handed out by the hardware.
+  EXPECT_EQ(Plan("fwd bf16 b=2 h=8 s=16384 d=128 causal").plans.front().max_grid, 0);
+}
+
+TEST(FwdSm90PlannerTest, OptimismNeedsBf16AndFiniteScores) {
+  EXPECT_TRUE(Plan("fwd bf16 b=2 h=8 s=512 d=128").plans.front().optimistic);
+  EXPECT_FALSE(Plan("fwd fp16 b=2 h=8 s=512 d=128").plans.front().optimistic);
+  EXPECT_FALSE(Plan("fwd bf16 b=2 h=8 s=512 d=128 bias=bf16:1,8,512,512").plans.front().optimistic);
+}
+
+TEST(FwdSm90PlannerTest, AnLseIsSummedInFp32) {
+  EXPECT_TRUE(Plan("fwd bf16 b=2 h=8 s=512 d=128").plans.front().ones);
+  EXPECT_FALSE(Plan("fwd bf16 b=2 h=8 s=512 d=128 lse").plans.front().ones);
+}
+
+TEST(FwdSm90PlannerTest, RefusalsNameTheFieldAndTheNearestServed) {
+  const struct {
+    const char* text;
+    const char* target;
+    const char* reason;
+  } cases[] = {
+      {"fwd bf16 b=2 h=8 s=512 d=128", "sm_80", "sm_80 has no wgmma.mma_async"},
+      {"fwd fp32 b=2 h=8 s=512 d=128", "sm_90a", "must be fp16 or bf16"},
+      {"fwd bf16 b=2 h=8 s=512 d=264", "sm_90a", "must be at most 256"},
+      {"fwd bf16 b=2 h=8 s=512 d=36", "sm_90a", "whole chunks of 16 bytes"},
+      {"fwd bf16 b=2 h=8 s=512 d=64 varlen paged=16", "sm_90a", "page_size = 16"},
+      {"fwd bf16 b=2 h=8 s=512 d=64 dropout=0.5", "sm_90a", "dropout"},
+      {"fwd bf16 b=2 h=8 s=512 d=64 strided_innermost", "sm_90a", "strided_innermost"},
+  };
+  for (const auto& c : cases) {
+    const FamilyAnswer answer = Plan(c.text, c.target);
+    EXPECT_TRUE(answer.plans.empty()) << c.text;
+    EXPECT_THAT(answer.refusal, HasSubstr(c.reason)) << c.text;
+    if (!answer.nearest.has_value()) continue;
+    EXPECT_FALSE(Plan(spec::ToText(*answer.nearest)).plans.empty()) << c.text;
+  }
+}
+
+}  // namespace
+}  // namespace tilewright::plan

@@ -1,0 +1,115 @@
+#include "runtime/pack_sm90.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+
+#include "abi/tensor_map.h"
+#include "runtime/pack_args.h"
+#include "spec/canonical.h"
+#include "spec/validate.h"
+#include "tests/device/fake_driver.h"
+
+namespace tilewright {
+namespace {
+
+class PackSm90Test : public ::testing::Test {
+ protected:
+  static void* At(uintptr_t address) { return reinterpret_cast<void*>(address); }
+
+  // Dense arguments of `text` at addresses that are multiples of 16.
+  void Use(std::string_view text) {
+    spec_ = spec::Canonicalise(spec::ParseSpec(text).value());
+    const auto strides = spec::EffectiveStrides(spec_);
+    args_ = {};
+    args_.batch = spec_.batch;
+    args_.seqlen_q = spec_.seqlen_q;
+    args_.seqlen_kv = spec_.seqlen_kv;
+    args_.q = {At(0x1000), strides[0]};
+    args_.k = {At(0x2000), strides[1]};
+    args_.v = {At(0x3000), strides[2]};
+    args_.o = {At(0x4000), strides[3]};
+  }
+
+  absl::Status Pack() {
+    const emit::ParamLayout layout = emit::MakeParamLayout(spec_, plan_);
+    alignas(64) std::byte params[kMaxParamBytes] = {};
+    const absl::Status status = PackSm90(driver_.api(), plan_, spec_, layout, args_, params);
+    std::memcpy(&packed_, params + layout.slots.back().offset, sizeof(packed_));
+    return status;
+  }
+
+  device::FakeDriver driver_;
+  plan::KernelPlan plan_ = [] {
+    plan::KernelPlan plan;
+    plan.family = plan::Family::kFwdSm90;
+    plan.block_m = 128;
+    plan.block_n = 64;
+    plan.consumers = 2;
+    plan.cluster = 1;
+    return plan;
+  }();
+  AttentionSpec spec_;
+  AttentionArgs args_;
+  abi::FwdSm90Args packed_ = {};
+};
+
+TEST_F(PackSm90Test, HoldsAMapForEachTensorAndTheOrderOfTiles) {
+  Use("fwd bf16 b=2 h=8/4 s=300/500 d=64");
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_EQ(packed_.q.words[0], 0x1000u);
+  EXPECT_EQ(packed_.k.words[0], 0x2000u);
+  EXPECT_EQ(packed_.v.words[0], 0x3000u);
+  EXPECT_EQ(packed_.o.words[0], 0x4000u);
+  EXPECT_EQ(packed_.by_threads, 0u);
+  EXPECT_EQ(packed_.row_tiles, 3u);
+  EXPECT_EQ(packed_.heads, 16u);
+  EXPECT_EQ(packed_.tiles, 48u);
+  EXPECT_EQ(packed_.section_heads, 1u);
+}
+
+TEST_F(PackSm90Test, ACausalSectionHasTheHeadsWhoseKeysFitL2) {
+  // 65,536 keys of 64 + 64 columns are 16 MB: two heads of K and V, eight of Q.
+  Use("fwd bf16 b=2 h=16/4 s=65536 d=64 causal");
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_EQ(packed_.section_heads, 8u);
+  // All of them where they are short.
+  Use("fwd bf16 b=2 h=16/4 s=128 d=64 causal");
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_EQ(packed_.section_heads, 32u);
+}
+
+TEST_F(PackSm90Test, TilesOfAClusterHaveTheRowsOfItsBlocks) {
+  plan_.cluster = 2;
+  Use("fwd bf16 b=1 h=1 s=300 d=64");
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_EQ(packed_.row_tiles, 2u);
+}
+
+TEST_F(PackSm90Test, TensorsThatNoMapDescribesAreLeftToThreads) {
+  Use("fwd bf16 b=1 h=2 s=300 d=64");
+  args_.v.data = At(0x3002);
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_EQ(packed_.by_threads, abi::kKvByThreads);
+  args_.o.strides.seq += 1;
+  args_.q.strides.head += 4;
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_EQ(packed_.by_threads, abi::kQByThreads | abi::kKvByThreads | abi::kOByThreads);
+}
+
+TEST_F(PackSm90Test, LengthsBeyond31BitsAreRefused) {
+  Use("fwd bf16 b=1 h=2 s=300 d=64");
+  args_.seqlen_kv = int64_t{1} << 31;
+  EXPECT_EQ(Pack().code(), absl::StatusCode::kUnimplemented);
+}
+
+TEST_F(PackSm90Test, OtherFamiliesHaveNoSuchSlot) {
+  Use("fwd bf16 b=1 h=2 s=300 d=64");
+  plan_.family = plan::Family::kFwdSm80;
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_EQ(driver_.CallCount("cuTensorMapEncodeTiled"), 0);
+}
+
+}  // namespace
+}  // namespace tilewright
