@@ -271,7 +271,7 @@ double Difference(const std::vector<uint16_t>& a, const std::vector<uint16_t>& b
     difference += (x - y) * (x - y);
     norm += y * y;
   }
-  return std::sqrt(difference / norm);
+  return norm == 0 && difference == 0 ? 0 : std::sqrt(difference / norm);
 }
 
 class Sweep {

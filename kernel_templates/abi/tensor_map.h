@@ -20,7 +20,8 @@ inline constexpr u32 kOByThreads = 4;
 
 // Tiles are numbered within sections of heads, in a section by rows from the last to the first,
 // then by head: under a causal mask long tiles come first, and the K and V of the heads of a
-// section stay in L2.
+// section stay in L2. Or they are taken in pairs, the n-th from the end of a head with its n-th,
+// which together are as long as any other pair; then head by head.
 struct alignas(64) FwdSm90Args {
   TensorMap q;
   TensorMap k;
@@ -29,7 +30,7 @@ struct alignas(64) FwdSm90Args {
   u32 row_tiles;      // of a head; a tile has the rows of all blocks of a cluster
   u32 tiles;          // of all heads
   u32 heads;          // batch * heads_q
-  u32 section_heads;  // >= 1
+  u32 section_heads;  // 0: pairs
   u32 by_threads;     // k*ByThreads
   u32 padding_[11];
 };

@@ -26,6 +26,7 @@
 //           k_empty[s], v_empty[s]          a warp each, of all blocks of the cluster
 //           named 1 + w                     warpgroup w of the consumers, around O in shared memory
 //           named 8 + w                     ping-pong: whose turn it is to issue products
+//           named 13                        all threads, when all tiles are done
 //           named 14                        the consumers, before they write O over V
 //           named 15                        the loading warpgroup, around a copy by threads
 // Shared    q [panel][kBlockM][64]          rows of 128 bytes, 128-byte swizzle, panels of 64
@@ -74,6 +75,7 @@ inline constexpr int kRowBytes = 128;      // of a panel
 inline constexpr int kOnesColumns = 8;     // the smallest step of N
 inline constexpr int kFirstEpilogueBarrier = 1;
 inline constexpr int kFirstTurnBarrier = 8;
+inline constexpr int kAllBarrier = 13;
 inline constexpr int kOverVBarrier = 14;
 inline constexpr int kCopyBarrier = 15;
 inline constexpr int kCopyThreads = 96;
@@ -176,7 +178,8 @@ __device__ __forceinline__ void SyncCluster() {
     ptx::barrier_cluster_arrive();
     ptx::barrier_cluster_wait();
   } else {
-    __syncthreads();
+    // A named one, for the roles meet at different places of the code.
+    ptx::bar_sync(kAllBarrier, Shape<Config>::kThreads);
   }
 }
 
@@ -186,9 +189,7 @@ __device__ __forceinline__ u32 RankInCluster() {
   return 0;
 }
 
-// The tiles of this cluster, one of every `step`: the one numbered `start` of the first of them,
-// the one `start` from the end of the second, and so on in turn. Under a causal mask tiles get
-// shorter with their number; this shares them out evenly. Counted from 0 they are [first, last).
+// The tiles of this cluster, counted from 0; those counted [first, last) of them.
 struct Series {
   u32 start;
   u32 step;
@@ -201,26 +202,49 @@ __device__ __forceinline__ Series AllTiles() {
   return {blockIdx.x / Config::kCluster, gridDim.x / Config::kCluster, 0, 0xffffffffu};
 }
 
+// A tile of rows of a (batch, query head).
+struct TileAt {
+  u32 row_tile;
+  u32 head;
+  bool exists;
+  bool last;  // nor do any after it
+};
+
+// Tile number `count` of a series; abi::FwdSm90Args says in what order tiles are walked.
+__device__ __forceinline__ TileAt FindTile(const Series& series, u32 count,
+                                           const abi::FwdSm90Args& args) {
+  if (args.section_heads == 0) {
+    const u32 pairs = (args.row_tiles + 1) / 2;
+    const u32 pair = series.start + count / 2 * series.step;
+    const u32 head = pair / pairs, from_end = pair - head * pairs;
+    const u32 longer = args.row_tiles - 1 - from_end;
+    return {count % 2 == 0 ? longer : from_end, head, count % 2 == 0 || longer != from_end,
+            head >= args.heads};
+  }
+  // The second of a series is the one `start` from the end of its round, the third again `start`
+  // from the beginning, and so on: tiles of falling length are shared out evenly.
+  const u32 tile =
+      count * series.step + (count % 2 == 0 ? series.start : series.step - 1 - series.start);
+  const u32 section = tile / (args.section_heads * args.row_tiles);
+  const u32 in_section = tile - section * args.section_heads * args.row_tiles;
+  const u32 first_head = section * args.section_heads;
+  const u32 heads = min(args.section_heads, args.heads - first_head);
+  return {args.row_tiles - 1 - in_section / heads, first_head + in_section % heads,
+          tile < args.tiles, count * series.step >= args.tiles};
+}
+
 // Calls visit(problem, first row of the cluster's tile, which tile of the series).
 template <class Config, class Params, class Visit>
 __device__ __forceinline__ void ForEachTile(const Series& series, const Params& params,
                                             const Visit& visit) {
-  const abi::FwdSm90Args& args = params.sm90;
 #pragma unroll 1
   for (u32 count = series.first; count < series.last; ++count) {
-    if (count * series.step >= args.tiles) break;
-    const u32 tile =
-        count * series.step + (count % 2 == 0 ? series.start : series.step - 1 - series.start);
-    if (tile >= args.tiles) continue;
-    const u32 section = tile / (args.section_heads * args.row_tiles);
-    const u32 in_section = tile - section * args.section_heads * args.row_tiles;
-    const u32 first_head = section * args.section_heads;
-    const u32 heads = min(args.section_heads, args.heads - first_head);
-    const u32 row_tile = args.row_tiles - 1 - in_section / heads;
-    const u32 head = first_head + in_section % heads;
+    const TileAt at = FindTile(series, count, params.sm90);
+    if (at.last) break;
+    if (!at.exists) continue;
     const u32 heads_q = static_cast<u32>(params.core.heads_q);
-    const Problem problem = MakeProblem<Config>(head / heads_q, head % heads_q, params);
-    const i64 q_begin = i64{row_tile} * Shape<Config>::kTileRows;
+    const Problem problem = MakeProblem<Config>(at.head / heads_q, at.head % heads_q, params);
+    const i64 q_begin = i64{at.row_tile} * Shape<Config>::kTileRows;
     // Shorter sequences than the longest have fewer tiles.
     if (q_begin < problem.seqlen_q) visit(problem, q_begin, static_cast<int>(count));
   }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "plan/family_planner.h"
 #include "spec/validate.h"
 
@@ -113,26 +114,36 @@ struct Tile {
   int block_n;
 };
 
-// In the order of trying, from sweeps on one H200 (2026-11-29).
-constexpr Tile kLongTiles64[] = {{4, 64}, {3, 96}, {3, 128}, {2, 128}, {2, 96}, {2, 64}, {2, 32}};
-constexpr Tile kShortTiles64[] = {{2, 128}, {3, 128}, {4, 64}, {3, 96}, {2, 96}, {2, 64}, {2, 32}};
-constexpr Tile kTiles128[] = {{2, 128}, {2, 144}, {2, 112}, {3, 80}, {2, 96}, {2, 64}, {2, 32}};
-constexpr Tile kTiles192[] = {{2, 112}, {2, 96}, {2, 128}, {2, 80}, {2, 64}, {2, 32}};
-constexpr Tile kTiles256[] = {{2, 64}, {2, 80}, {2, 48}, {2, 32}, {2, 16}};
+// In the order of trying, from sweeps on one H200 (2026-11-29; bench/plan_sweep_bench.cc).
+constexpr Tile kLong64[] = {{4, 64}, {3, 96}, {3, 128}, {2, 128}, {2, 96}, {2, 64}, {2, 32}};
+constexpr Tile kShortCausal64[] = {{2, 128}, {4, 64}, {3, 96}, {2, 96}, {2, 64}, {2, 32}};
+constexpr Tile kLong96[] = {{4, 48}, {3, 96}, {3, 112}, {2, 128}, {2, 96}, {2, 64}, {2, 32}};
+constexpr Tile kShort96[] = {{3, 96}, {2, 128}, {3, 112}, {2, 96}, {2, 64}, {2, 32}};
+constexpr Tile k128[] = {{2, 128}, {3, 80}, {2, 112}, {2, 96}, {2, 64}, {2, 32}};
+constexpr Tile k192[] = {{2, 112}, {2, 96}, {2, 128}, {2, 80}, {2, 64}, {2, 32}};
+constexpr Tile k256[] = {{2, 64}, {2, 80}, {2, 48}, {2, 32}, {2, 16}};
+
+bool HasEqualTiles(const AttentionSpec& spec) {
+  return spec::EffectiveWindowRight(spec) < 0 && spec.window_left < 0;
+}
 
 absl::Span<const Tile> TilesFor(const AttentionSpec& spec) {
   const int64_t dim = std::max(spec.dim_qk, spec.dim_v);
-  if (dim <= 64 && spec.seqlen_q > 1024) return kLongTiles64;
-  if (dim <= 64) return kShortTiles64;
-  if (dim <= 128) return kTiles128;
-  if (dim <= 192) return kTiles192;
-  return kTiles256;
+  const bool is_short = spec.seqlen_q <= 1024;
+  if (dim <= 64 && is_short && !HasEqualTiles(spec)) return kShortCausal64;
+  if (dim <= 64) return kLong64;
+  if (dim <= 80 && !is_short) return kLong96;
+  if (dim <= 96) return kShort96;
+  if (dim <= 128) return k128;
+  if (dim <= 192) return k192;
+  return k256;
 }
 
 // What else a plan of a tile leaves open.
 struct Variant {
   bool persistent;  // as many clusters as fit the board, each with a series of tiles
   int cluster;
+  bool ping_pong;
 };
 
 // None where the tile does not fit registers or shared memory.
@@ -149,6 +160,7 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
   plan.rows_per_warp = 16;
   plan.stages = 2;
   plan.cluster = variant.cluster;
+  plan.ping_pong = variant.ping_pong;
   if (variant.persistent) plan.max_grid = request.board.num_sms / variant.cluster;
   // The margin needs bf16's exponents.
   plan.optimistic = spec.type == ElementType::kBf16 && ScoresAreFinite(spec);
@@ -177,13 +189,24 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
 
 // The ways to share out tiles, best first.
 std::vector<Variant> VariantsFor(const AttentionSpec& spec) {
-  const bool equal_tiles = spec::EffectiveWindowRight(spec) < 0 && spec.window_left < 0;
+  const int64_t dim = std::max(spec.dim_qk, spec.dim_v);
+  const bool equal_tiles = HasEqualTiles(spec);
   const bool long_rows = spec.seqlen_q > 4096;
+  const Variant series = {.persistent = true, .cluster = 1, .ping_pong = false};
+  const Variant turns = {.persistent = true, .cluster = 1, .ping_pong = true};
+  const Variant handed_out = {.persistent = false, .cluster = 1, .ping_pong = false};
+  const Variant shared_keys = {.persistent = equal_tiles, .cluster = 2, .ping_pong = false};
   std::vector<Variant> variants;
-  if (!equal_tiles && long_rows) variants.push_back({false, 1});
-  variants.push_back({true, 1});
-  if (!equal_tiles && !long_rows) variants.push_back({false, 1});
-  if (std::max(spec.dim_qk, spec.dim_v) >= 128 && long_rows) variants.push_back({equal_tiles, 2});
+  if (dim > 192 && !equal_tiles) {
+    variants = {handed_out, series};
+  } else if (dim > 96 && dim <= 128 && equal_tiles && long_rows) {
+    variants = {turns, series};
+  } else if (equal_tiles) {
+    variants = {series};
+  } else {
+    variants = {series, handed_out};
+  }
+  if (dim >= 128 && long_rows) variants.push_back(shared_keys);
   return variants;
 }
 

@@ -18,14 +18,17 @@ constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
 // boards, as FlashAttention-3 has it.
 constexpr int64_t kSectionBytes = int64_t{32} << 20;
 
-// Heads whose tiles are walked together, longest first. Without a causal mask tiles are equally
-// long, and one head after the other is best for L2.
-int64_t SectionHeads(const AttentionSpec& spec, const AttentionArgs& args, int64_t heads) {
+// Heads whose tiles are walked together, longest first, or 0 for pairs. Without a causal mask tiles
+// are equally long, and one head after the other is best for L2. Blocks that walk series of tiles
+// need equal shares: of one section with all heads where their K and V fit L2, else of pairs.
+int64_t SectionHeads(const plan::KernelPlan& plan, const AttentionSpec& spec,
+                     const AttentionArgs& args, int64_t heads) {
   if (spec::EffectiveWindowRight(spec) < 0) return 1;
   const int64_t group = spec::GroupSize(spec);
   const int64_t bytes_per_kv_head =
       std::max<int64_t>(args.seqlen_kv, 1) * (spec.dim_qk + spec.dim_v) * 2;
   const int64_t kv_heads = std::max<int64_t>(kSectionBytes / bytes_per_kv_head, 1);
+  if (plan.max_grid != 0 && kv_heads * group < heads) return 0;
   return std::clamp<int64_t>(kv_heads * group, 1, std::max<int64_t>(heads, 1));
 }
 
@@ -80,7 +83,7 @@ absl::Status PackSm90(const device::DriverApi& api, const plan::KernelPlan& plan
   out.row_tiles = static_cast<uint32_t>(row_tiles);
   out.tiles = static_cast<uint32_t>(tiles);
   out.heads = static_cast<uint32_t>(heads);
-  out.section_heads = static_cast<uint32_t>(SectionHeads(spec, args, heads));
+  out.section_heads = static_cast<uint32_t>(SectionHeads(plan, spec, args, heads));
   out.by_threads =
       (q ? 0 : abi::kQByThreads) | (k && v ? 0 : abi::kKvByThreads) | (o ? 0 : abi::kOByThreads);
   std::memcpy(params + slot.offset, &out, sizeof(out));
