@@ -126,7 +126,7 @@ TEST_F(ProgramTest, ASnippetOnAGpuIsComparedWithTheSimpleFamily) {
   const auto [text, exit_code] = tilewright::testing::RunCommand(command);
   EXPECT_EQ(exit_code, kExitProblem) << text;
   EXPECT_THAT(text, AllOf(HasSubstr("launch attn_fwd_simple__bf16_d64_score"),
-                          HasSubstr("launch attn_fwd_sm80__bf16_d64_score"),
+                          HasSubstr("launch attn_fwd_sm90__bf16_d64_score"),
                           HasSubstr("WRONG: differs by inf from the simple family")));
 }
 

@@ -57,6 +57,12 @@ constexpr Golden kGoldens[] = {
     {.file = "sm80_negative_scale_varlen",
      .spec = "fwd fp16 b=4 h=8/2 s=512 d=72 scale=-0.5 varlen lse",
      .plan = "attn_fwd_sm80 sm_80 m64n64 w4 r16 s1 smem=31744"},
+    {.file = "sm90_causal_lse_bf16_d128",
+     .spec = "fwd bf16 b=2 h=16/4 s=4096 d=128 causal lse",
+     .plan = "attn_fwd_sm90 sm_90a m128n128 w12 r16 s2 c2 x1 g132 opt own_o smem=197632"},
+    {.file = "sm90_cluster_ones_fp16_d64",
+     .spec = "fwd fp16 b=2 h=16 s=4096 d=64 window=63,0 alibi",
+     .plan = "attn_fwd_sm90 sm_90a m192n96 w16 r16 s2 c3 x2 ones pp own_o smem=123904"},
     {.file = "sm80_split_sinks",
      .spec = "fwd bf16 b=1 h=2 s=64/8192 d=64 sinks lse",
      .plan = "attn_fwd_sm80 sm_90a m64n64 w4 r16 s2 split slots=396 smem=46080 + "
