@@ -148,9 +148,10 @@ absl::Span<const Tile> TilesFor(const AttentionSpec& spec) {
   if (dim <= 96) return k128;
   if (dim <= 112 && even) return k112;
   if (dim <= 112) return kUneven112;
-  if (dim <= 128 && even && spec.seqlen_q > 16384 return kLongest128;
+  if (dim <= 128 && even && spec.seqlen_q > 16384) return kLongest128;
   if (dim <= 128) return k128;
-  if (dim <= 192) return spec.dim_v <= 128 ? absl::MakeConstSpan(k192) : kWideV192;
+  if (dim <= 192 && spec.dim_v <= 128) return k192;
+  if (dim <= 192) return kWideV192;
   return k256;
 }
 
