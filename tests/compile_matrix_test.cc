@@ -47,6 +47,10 @@ constexpr std::string_view kSm80Dims[] = {"1",  "32", "36",  "40",      "64", "7
                                           "80", "96", "128", "192/128", "256"};
 constexpr std::string_view kSm80Targets[] = {"sm_80", "sm_86", "sm_90a", "sm_120a"};
 
+// Of attn_fwd_sm90: each of its lists of tiles, and dims that fill no panel.
+constexpr std::string_view kSm90Dims[] = {"8",   "40",  "64",      "72",  "96",
+                                          "112", "128", "192/128", "160", "256"};
+
 constexpr std::string_view kDims[] = {"1",   "3",   "33",  "36",      "64",  "72",
                                       "128", "261", "512", "576/512", "1024"};
 
@@ -128,6 +132,23 @@ void AddSm80Cases(std::vector<Case>& cases) {
   }
 }
 
+// What attn_fwd_sm90 leaves to others.
+bool ServedBySm90(std::string_view feature) {
+  return ServedBySm80(feature) && feature.find("dropout") == std::string_view::npos &&
+         feature.find("paged") == std::string_view::npos;
+}
+
+void AddSm90Cases(std::vector<Case>& cases) {
+  for (std::string_view dims : kSm90Dims) {
+    for (std::string_view feature : kFeatures) {
+      const bool common = feature == kFeatures[0] || feature == kFeatures[1];
+      if (ServedBySm90(feature) && (g_slow || common || dims == "128")) {
+        cases.push_back({plan::Family::kFwdSm90, SpecText(feature, dims), "sm_90a"});
+      }
+    }
+  }
+}
+
 void AddSplitCases(std::vector<Case>& cases) {
   for (std::string_view target : {"sm_80", "sm_90a"}) {
     for (std::string_view spec : kSplitSpecs) {
@@ -141,6 +162,7 @@ void AddSplitCases(std::vector<Case>& cases) {
 std::vector<Case> Matrix() {
   std::vector<Case> cases;
   AddSm80Cases(cases);
+  AddSm90Cases(cases);
   AddSplitCases(cases);
   const auto add = [&](std::string_view feature, std::string_view dims, std::string_view target) {
     cases.push_back({plan::Family::kFwdSimple, SpecText(feature, dims), std::string(target)});

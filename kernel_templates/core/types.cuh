@@ -13,6 +13,13 @@
 #define TILEWRIGHT_HOST_DEVICE inline
 #endif
 
+// Before a loop over an array that has to stay in registers.
+#ifdef __CUDACC__
+#define TILEWRIGHT_UNROLL _Pragma("unroll")
+#else
+#define TILEWRIGHT_UNROLL
+#endif
+
 // offsetof. NVRTC has neither <cstddef> nor the builtin behind it, only what its front end makes of
 // that builtin.
 #ifdef __CUDACC_RTC__

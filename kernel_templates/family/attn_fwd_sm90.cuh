@@ -448,8 +448,10 @@ template <class Config, class Params>
 struct Consumer {
   using S = Shape<Config>;
   using Element = typename Config::Element;
-  // Without a chain of scores the scale is folded into the exponent.
+  // Without a chain of scores the scale is folded into the exponent, as the unit of a pointwise one
+  // is.
   static constexpr bool kPlainScores = Config::Score::kIdentity;
+  static constexpr bool kPointwise = Config::Score::kIsPointwise;
   static constexpr bool kOverQ = !Config::kOwnO && !Config::kOverV;
 
   SharedStorage<Config>& shared;
@@ -476,12 +478,18 @@ struct Consumer {
         // Shuffled, so that the compiler knows that a warp agrees.
         warpgroup(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0) - 1),
         thread(static_cast<int>(threadIdx.x) % kWarpgroup),
-        to_log2(kPlainScores ? params.core.scale * kLog2OfE : kLog2OfE),
+        to_log2(ScoreUnit(params) * kLog2OfE),
         q_tile(ptx::SwizzledDescriptor(ptx::SharedAddress(&shared.q[0][warpgroup * kWarpgroupRows]),
                                        16)),
         k_tiles(ptx::SwizzledDescriptor(ptx::SharedAddress(&shared.k), 16)),
         v_tiles(
             ptx::SwizzledDescriptor(ptx::SharedAddress(&shared.v), Config::kBlockN * kRowBytes)) {}
+
+  __device__ __forceinline__ static float ScoreUnit(const Params& params) {
+    if constexpr (kPlainScores) return params.core.scale;
+    if constexpr (kPointwise) return Config::Score::Unit(params);
+    return 1;
+  }
 
   __device__ __forceinline__ int lane() const { return thread % 32; }
   // The row of the block's tile that this thread's [r] stands for.
@@ -524,13 +532,12 @@ struct Consumer {
   __device__ __forceinline__ void ApplyPolicies(float (&s)[S::kScores], const Problem& problem,
                                                 i64 q_begin, int block) const {
     if constexpr (!kMasked && kPlainScores) return;
-    // Policies that look at scores alone take those that are not kept as well.
-    constexpr bool kPointwise = Config::Score::kIsPointwise;
-    if constexpr (!kPlainScores) {
+    if constexpr (kPointwise) {
+      Config::Score::ApplyToAll(s, params.core.scale, params);
+    } else if constexpr (!kPlainScores) {
 #pragma unroll
       for (int n = 0; n < S::kScores; ++n) s[n] *= params.core.scale;
     }
-    if constexpr (kPointwise) Config::Score::ApplyToAll(s, params);
     if constexpr (!kMasked && kPointwise) return;
     const i64 kv_begin = i64{block} * Config::kBlockN;
     const int first_column = lane() % 4 * 2;

@@ -9,8 +9,9 @@
 // Two refinements that a policy may offer, and that families with many scores a thread use:
 //   struct Row { Row(problem, i, first_key, params); float Apply(score, column) const; };
 //     the same for key first_key + column, what depends on the row alone having been computed once
-//   ApplyToAll(scores, params)
-//     for a policy that looks at the score alone: all of a thread's, masked ones included
+//   kPointwise, ApplyToAll(products, scale, params), Unit(params)
+//     for a policy that looks at the score alone: all products of a thread, masked ones included,
+//     to scores in multiples of a positive unit
 #ifndef TILEWRIGHT_POLICY_SCORE_CHAIN_CUH_
 #define TILEWRIGHT_POLICY_SCORE_CHAIN_CUH_
 
@@ -54,8 +55,8 @@ struct ScoreChain {
   // Whether a score is the scaled product and nothing else, the scale being positive.
   static constexpr bool kIdentity = sizeof...(Scores) == 0;
 
-  // Whether ApplyToAll may be used.
-  static constexpr bool kIsPointwise = sizeof...(Scores) != 0 && (IsPointwise<Scores> && ...);
+  // Whether the chain is one policy with ApplyToAll.
+  static constexpr bool kIsPointwise = sizeof...(Scores) == 1 && (IsPointwise<Scores> && ...);
 
   // The scores of one row.
   template <class Params>
@@ -69,8 +70,13 @@ struct ScoreChain {
   };
 
   template <int kCount, class Params>
-  TILEWRIGHT_HOST_DEVICE static void ApplyToAll(float (&scores)[kCount], const Params& params) {
-    (Scores::ApplyToAll(scores, params), ...);
+  TILEWRIGHT_HOST_DEVICE static void ApplyToAll(float (&products)[kCount], float scale,
+                                                const Params& params) {
+    (Scores::ApplyToAll(products, scale, params), ...);
+  }
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static float Unit(const Params& params) {
+    return (Scores::Unit(params), ...);
   }
 
   template <class Scalar, class Params>

@@ -11,12 +11,14 @@ namespace tilewright {
 struct ScoreSoftcap {
   static constexpr bool kPointwise = true;
 
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static float Unit(const Params& params) {
+    return params.softcap.cap;
+  }
   template <int kCount, class Params>
-  TILEWRIGHT_HOST_DEVICE static void ApplyToAll(float (&scores)[kCount], const Params& params) {
-    const float cap = params.softcap.cap, inverse_cap = params.softcap.inverse_cap;
-    TanhOfAll(scores, inverse_cap);
-#pragma unroll
-    for (int n = 0; n < kCount; ++n) scores[n] *= cap;
+  TILEWRIGHT_HOST_DEVICE static void ApplyToAll(float (&products)[kCount], float scale,
+                                                const Params& params) {
+    TanhOfAll(products, scale * params.softcap.inverse_cap);
   }
 
   template <class Scalar, class Params>

@@ -130,6 +130,8 @@ constexpr Tile k128[] = {{2, 128}, {3, 80}, {2, 112}, {2, 96}, {2, 64}, {2, 32}}
 constexpr Tile kLongest128[] = {{3, 80}, {2, 128}, {2, 112}, {2, 96}, {2, 64}, {2, 32}};
 constexpr Tile k112[] = {{3, 96}, {2, 144}, {2, 128}, {2, 112}, {3, 80}, {2, 64}, {2, 32}};
 constexpr Tile kUneven112[] = {{2, 144}, {2, 112}, {2, 128}, {3, 80}, {2, 64}, {2, 32}};
+// Rules for each element are unrolled over the tile: few elements, or compiling takes too long.
+constexpr Tile kElementRules[] = {{2, 64}, {2, 48}, {2, 32}, {2, 16}};
 constexpr Tile kWindow[] = {{2, 96}, {2, 64}, {2, 128}, {2, 32}};
 constexpr Tile k192[] = {{2, 112}, {2, 96}, {2, 128}, {2, 80}, {2, 64}, {2, 32}};
 constexpr Tile kWideV192[] = {{2, 96}, {2, 80}, {2, 112}, {2, 64}, {2, 32}};
@@ -139,6 +141,7 @@ absl::Span<const Tile> TilesFor(const AttentionSpec& spec) {
   const int64_t dim = std::max(spec.dim_qk, spec.dim_v);
   const bool even = HasEqualTiles(spec);
   const bool is_short = spec.seqlen_q <= 1024;
+  if (!ScoresAreFinite(spec)) return kElementRules;
   if (dim <= 64 && even && spec.dim_v <= 40) return k40;
   if (dim <= 64 && !even && spec.seqlen_q <= 512) return kShortUneven64;
   if (dim <= 64) return k64;

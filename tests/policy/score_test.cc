@@ -118,6 +118,49 @@ TEST(ScoreSoftcapTest, BoundsScores) {
   EXPECT_EQ(ScoreSoftcap::Apply(kInfinity, problem, 0, 0, params), 30.f);
 }
 
+TEST(ScoreSoftcapTest, AllScoresOfAThreadAreTheSameInUnitsOfTheCap) {
+  PolicyParams params;
+  params.softcap = {30.f, 1 / 30.f};
+  // All within the range of the polynomial, and then one beyond it.
+  for (const float last : {29.9f, 500.f}) {
+    float products[8] = {-29.9f, -7.f, -1e-3f, 0.f, 1e-6f, 0.4f, 12.f, last};
+    constexpr float kScale = 0.5f;
+    double expected[8];
+    for (int n = 0; n < 8; ++n) expected[n] = 30 * std::tanh(products[n] * kScale / 30.0);
+    ScoreChain<ScoreSoftcap>::ApplyToAll(products, kScale, params);
+    for (int n = 0; n < 8; ++n) {
+      EXPECT_NEAR(products[n] * ScoreChain<ScoreSoftcap>::Unit(params), expected[n],
+                  4e-7 * std::abs(expected[n]) + 1e-12)
+          << n;
+    }
+  }
+  EXPECT_FALSE(ScoreChain<>::kIsPointwise);
+  EXPECT_FALSE((ScoreChain<ScoreSoftcap, ScoreAlibi<Align::kTopLeft>>::kIsPointwise));
+}
+
+TEST(ScoreChainTest, ARowGivesTheScoresOfItsKeys) {
+  const float slope = 0.25f;
+  const std::vector<float> table = CountedTable(40);
+  PolicyParams params;
+  params.alibi = {&slope, 0};
+  params.softcap = {20.f, 1 / 20.f};
+  params.bias[0] = {.data = table.data(),
+                    .stride_batch = 0,
+                    .stride_head = 0,
+                    .stride_q = 0,
+                    .stride_kv = 1,
+                    .batch_div = 1,
+                    .batch_mod = 1};
+  const Problem problem = DenseProblem(5, 40);
+  using Chain = ScoreChain<ScoreBias<0, float>, ScoreAlibi<Align::kBottomRight>, ScoreSoftcap>;
+  for (i64 i = 0; i < 5; ++i) {
+    const Chain::Row<PolicyParams> row(problem, i, 8, params);
+    for (int column = 0; column < 32; ++column) {
+      EXPECT_EQ(row.Apply(1.5f, column), Chain::Apply(1.5f, problem, i, 8 + column, params));
+    }
+  }
+}
+
 TEST(ScoreChainTest, AppliesItsLinksInOrder) {
   const float slope = 1;
   PolicyParams params;
