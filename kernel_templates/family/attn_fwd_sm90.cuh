@@ -225,12 +225,12 @@ __device__ __forceinline__ TileAt FindTile(const Series& series, u32 count,
   // from the beginning, and so on: tiles of falling length are shared out evenly.
   const u32 tile =
       count * series.step + (count % 2 == 0 ? series.start : series.step - 1 - series.start);
+  if (tile >= args.tiles) return {0, 0, false, count * series.step >= args.tiles};
   const u32 section = tile / (args.section_heads * args.row_tiles);
   const u32 in_section = tile - section * args.section_heads * args.row_tiles;
   const u32 first_head = section * args.section_heads;
   const u32 heads = min(args.section_heads, args.heads - first_head);
-  return {args.row_tiles - 1 - in_section / heads, first_head + in_section % heads,
-          tile < args.tiles, count * series.step >= args.tiles};
+  return {args.row_tiles - 1 - in_section / heads, first_head + in_section % heads, true, false};
 }
 
 // Calls visit(problem, first row of the cluster's tile, which tile of the series).

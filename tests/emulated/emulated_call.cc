@@ -1,21 +1,49 @@
 #include "tests/emulated/emulated_call.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 
 #include "arch/arch_traits.h"
 #include "arch/board_profile.h"
 #include "base/status_macros.h"
+#include "device/driver_api.h"
 #include "emit/code_spec.h"
 #include "emit/emit_kernel.h"
 #include "emit/param_layout.h"
 #include "plan/launch_shape.h"
 #include "plan/planner.h"
 #include "runtime/pack_args.h"
+#include "runtime/pack_sm90.h"
 #include "spec/validate.h"
+#include "tests/emulated/emulator/tensor_map.h"
 
 namespace tilewright::emulated {
+namespace {
+
+// In place of the driver's: a map that the emulator reads.
+CUresult EncodeMap(CUtensorMap* map, CUtensorMapDataType, cuuint32_t dimensions, void* base,
+                   const cuuint64_t* extents, const cuuint64_t* strides, const cuuint32_t* box,
+                   const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                   CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  cuda_on_host::HostTensorMap host;
+  host.dimensions = static_cast<uint8_t>(dimensions);
+  host.element_bytes = 2;
+  host.swizzle = 3;
+  host.base = reinterpret_cast<uint64_t>(base);
+  for (cuuint32_t n = 0; n < dimensions; ++n) {
+    host.extents[n] = extents[n];
+    host.box[n] = box[n];
+    if (n > 0) host.strides[n - 1] = strides[n - 1];
+  }
+  *map = {};
+  std::memcpy(map, &host, sizeof(host));
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
 
 absl::StatusOr<CallSource> EmitCall(const AttentionSpec& spec, const plan::KernelPlan& plan) {
   CallSource source = {.spec = spec, .plan = plan, .kernels = {}};
@@ -26,7 +54,7 @@ absl::StatusOr<CallSource> EmitCall(const AttentionSpec& spec, const plan::Kerne
 }
 
 std::vector<plan::Family> ForwardFamilies() {
-  return {plan::Family::kFwdSimple, plan::Family::kFwdSm80};
+  return {plan::Family::kFwdSimple, plan::Family::kFwdSm80, plan::Family::kFwdSm90};
 }
 
 absl::StatusOr<std::vector<plan::KernelPlan>> PlansOf(const AttentionSpec& spec,
@@ -63,13 +91,20 @@ std::vector<std::string> Call::Run(AttentionArgs args,
     const emit::ParamLayout layout = emit::MakeParamLayout(kernel_spec, plans[n]);
     alignas(64) std::byte params[kMaxParamBytes];
     PackArgs(kernel_spec, layout, args, params, call);
+    device::DriverApi api;
+    api.cuTensorMapEncodeTiled = &EncodeMap;
+    if (const absl::Status status = PackSm90(api, plans[n], kernel_spec, layout, args, params);
+        !status.ok()) {
+      return {status.ToString()};
+    }
     const plan::LaunchShape shape = plan::ComputeLaunchShape(plans[n], spec, args, call);
     if (shape.grid == 0) continue;
+    const uint32_t cluster = static_cast<uint32_t>(std::max(plans[n].cluster, 1));
     std::vector<cuda_on_host::MemoryRange> all = memory;
     all.push_back({workspace.data(), workspace.size(), true, "workspace"});
     const std::vector<std::string> found = kernels_[n]->Launch(
-        params, layout.size, (shape.grid + 1) / 2, static_cast<int>(shape.block), /*cluster=*/1,
-        shape.smem_bytes, std::move(all));
+        params, layout.size, (shape.grid / cluster + 1) / 2 * cluster,
+        static_cast<int>(shape.block), static_cast<int>(cluster), shape.smem_bytes, std::move(all));
     faults.insert(faults.end(), found.begin(), found.end());
   }
   return faults;
