@@ -27,7 +27,8 @@
 //           named 1 + w                     warpgroup w of the consumers, around O in shared memory
 //           named 8 + w                     ping-pong: whose turn it is to issue products
 //           named 13                        all threads, when all tiles are done
-//           named 14                        the consumers, before they write O over V
+//           named 14                        the consumers, before they write O over V, and after
+//                                           they have zeroed unseen rows of V
 //           named 15                        the loading warpgroup, around a copy by threads
 // Shared    q [panel][kBlockM][64]          rows of 128 bytes, 128-byte swizzle, panels of 64
 //           k [kStages][panel][kBlockN][64] columns; columns beyond the dim are zeros
@@ -76,7 +77,7 @@ inline constexpr int kOnesColumns = 8;     // the smallest step of N
 inline constexpr int kFirstEpilogueBarrier = 1;
 inline constexpr int kFirstTurnBarrier = 8;
 inline constexpr int kAllBarrier = 13;
-inline constexpr int kOverVBarrier = 14;
+inline constexpr int kConsumersBarrier = 14;
 inline constexpr int kCopyBarrier = 15;
 inline constexpr int kCopyThreads = 96;
 
@@ -783,10 +784,10 @@ struct Consumer {
     if (lane() == 0) ptx::mbarrier_arrive(ptx::SharedAddress(&empty));
   }
 
-  // Zeroes the rows of a block of V that no row of the tile may see. Every warpgroup does it before
-  // its own products; they write the same zeros.
+  // Zeroes the rows of a block of V that no row of the tile may see.
   __device__ __forceinline__ void ZeroUnseenValues(const Problem& problem, i64 q_begin, int block) {
-    for (int key = thread; key < Config::kBlockN; key += kWarpgroup) {
+    for (int key = warpgroup * kWarpgroup + thread; key < Config::kBlockN;
+         key += Config::kConsumers * kWarpgroup) {
       const i64 j = i64{block} * Config::kBlockN + key;
       bool seen = false;
       for (i64 i = q_begin; i < Min(q_begin + S::kBlockM, problem.seqlen_q) && !seen; ++i) {
@@ -799,7 +800,7 @@ struct Consumer {
       }
     }
     ptx::fence_proxy_async_shared();
-    ptx::bar_sync(kFirstEpilogueBarrier + warpgroup, kWarpgroup);
+    ptx::bar_sync(kConsumersBarrier, Config::kConsumers * kWarpgroup);
   }
 
   // The tile once more: every block with the exact softmax and all masks, one product at a time.
@@ -993,7 +994,7 @@ struct Consumer {
         ptx::bar_sync(kFirstEpilogueBarrier + warpgroup, kWarpgroup);
       } else if constexpr (Config::kOverV) {
         // The other warpgroups must have read V.
-        ptx::bar_sync(kOverVBarrier, Config::kConsumers * kWarpgroup);
+        ptx::bar_sync(kConsumersBarrier, Config::kConsumers * kWarpgroup);
       }
       const bool suspicious = FinishRows(problem, q_begin, no_keys);
       if constexpr (kMayRedo<Config> && !kExactly) {
