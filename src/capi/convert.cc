@@ -103,15 +103,16 @@ absl::Status ReadArrays(const tw_spec& c, AttentionSpec* spec) {
   TILEWRIGHT_RETURN_IF_ERROR(ForEachElement(
       "tw_bias_term", c.bias, c.num_bias, DefaultBiasTerm(), [&](const tw_bias_term& term) {
         spec->bias.push_back({static_cast<ElementType>(term.type), term.batch, term.heads,
-                              term.seqlen_q, term.seqlen_kv,
-                              static_cast<BatchMap>(term.batch_map)});
+                              term.seqlen_q, term.seqlen_kv, static_cast<BatchMap>(term.batch_map),
+                              term.gradient != 0});
         return CheckEnum(absl::StrCat("bias[", spec->bias.size() - 1, "].type"), term.type,
                          TW_INT32);
       }));
   TILEWRIGHT_RETURN_IF_ERROR(ForEachElement(
       "tw_snippet_array", c.snippet_arrays, c.num_snippet_arrays, tw_snippet_array{},
       [&](const tw_snippet_array& array) {
-        spec->snippet_arrays.push_back({Text(array.name), static_cast<ElementType>(array.type)});
+        spec->snippet_arrays.push_back(
+            {Text(array.name), static_cast<ElementType>(array.type), array.gradient != 0});
         return CheckEnum(absl::StrCat("snippet_arrays[", spec->snippet_arrays.size() - 1, "].type"),
                          array.type, TW_INT32);
       }));
@@ -200,7 +201,8 @@ tw_bias_term DefaultBiasTerm() {
 tw_args DefaultArgs() {
   tw_args c = {};
   c.size = sizeof(c);
-  for (tw_tensor* tensor : {&c.q, &c.k, &c.v, &c.o}) tensor->strides = ToC(Strides());
+  for (tw_tensor* tensor : {&c.q, &c.k, &c.v, &c.o, &c.d_o, &c.d_q, &c.d_k, &c.d_v})
+    tensor->strides = ToC(Strides());
   return c;
 }
 
@@ -329,6 +331,10 @@ absl::StatusOr<AttentionSpec> FromC(const tw_spec* c_spec) {
   spec.kv_scale = static_cast<ScaleKind>(c.kv_scale);
   spec.varlen = c.varlen != 0;
   spec.score_snippet = {Text(c.score_snippet), Text(c.score_snippet_file)};
+  spec.score_gradient_snippet = {Text(c.score_gradient_snippet),
+                                 Text(c.score_gradient_snippet_file)};
+  spec.alibi_gradient = c.alibi_gradient != 0;
+  spec.sinks_gradient = c.sinks_gradient != 0;
   spec.mask_snippet = {Text(c.mask_snippet), Text(c.mask_snippet_file)};
   spec.page_size = c.page_size;
   spec.lse = c.lse != 0;
@@ -385,6 +391,17 @@ absl::Status FromC(const tw_args* c_args, AttentionArgs* out) {
     out->snippet_scalars[i].i = c.snippet_scalars[i].i;
   }
   out->workspace = c.workspace;
+  out->d_o = FromC(c.d_o);
+  out->d_q = {c.d_q.data, FromC(c.d_q.strides)};
+  out->d_k = {c.d_k.data, FromC(c.d_k.strides)};
+  out->d_v = {c.d_v.data, FromC(c.d_v.strides)};
+  out->d_alibi_slopes = c.d_alibi_slopes;
+  for (size_t i = 0; i < out->d_bias.size(); ++i) {
+    out->d_bias[i] = {c.d_bias[i].data, c.d_bias[i].stride_batch, c.d_bias[i].stride_head,
+                      c.d_bias[i].stride_q, c.d_bias[i].stride_kv};
+  }
+  out->d_sinks = c.d_sinks;
+  std::copy_n(c.d_snippet_arrays, 8, out->d_snippet_arrays.begin());
   return absl::OkStatus();
 }
 

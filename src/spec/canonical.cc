@@ -108,6 +108,7 @@ absl::StatusOr<T> ValueOf(const Named<T> (&table)[N], std::string_view kind,
 }
 
 constexpr std::string_view kDefaultScoreFile = "score_snippet";
+constexpr std::string_view kDefaultScoreGradientFile = "score_gradient_snippet";
 constexpr std::string_view kDefaultMaskFile = "mask_snippet";
 
 // ---- printing
@@ -165,6 +166,7 @@ std::string BiasText(const AttentionSpec& spec, const BiasTerm& term) {
   if (has_map || term.batch_map != BatchMap::kMod) {
     absl::StrAppend(&word, ":", NameOf(kBatchMaps, term.batch_map));
   }
+  if (term.gradient) word += ":grad";
   return word;
 }
 
@@ -235,14 +237,18 @@ struct Parser {
     return absl::OkStatus();
   }
 
-  // TYPE:b,h,q,k[:mod|:div]
+  // TYPE:b,h,q,k[:mod|:div][:grad]
   absl::Status BiasWord(std::string_view value) {
-    const std::vector<std::string> parts =
+    std::vector<std::string> parts =
         absl::StrSplit(absl::string_view(value.data(), value.size()), ':');
-    if (parts.size() != 2 && parts.size() != 3) {
-      return absl::InvalidArgumentError("takes TYPE:batch,heads,queries,keys[:mod|:div]");
-    }
     BiasTerm term;
+    if (parts.back() == "grad") {
+      term.gradient = true;
+      parts.pop_back();
+    }
+    if (parts.size() != 2 && parts.size() != 3) {
+      return absl::InvalidArgumentError("takes TYPE:batch,heads,queries,keys[:mod|:div][:grad]");
+    }
     TILEWRIGHT_ASSIGN_OR_RETURN(term.type, ParseElementType(parts[0]));
     TILEWRIGHT_ASSIGN_OR_RETURN(const std::vector<int64_t> extents,
                                 ParseIntegers(parts[1], ',', 4, 4));
@@ -275,6 +281,23 @@ struct Parser {
   absl::Status ScoreWord(std::string_view value) {
     if (value.empty() || value[0] != '@') return absl::InvalidArgumentError("takes @FILE");
     return SnippetFile(value, kDefaultScoreFile, &spec.score_snippet);
+  }
+
+  absl::Status ScoreGradientWord(std::string_view value) {
+    if (value.empty() || value[0] != '@') return absl::InvalidArgumentError("takes @FILE");
+    return SnippetFile(value, kDefaultScoreGradientFile, &spec.score_gradient_snippet);
+  }
+
+  // NAME:TYPE[:grad]
+  absl::Status ArrayWord(std::string_view value) {
+    constexpr std::string_view kGradient = ":grad";
+    const bool gradient = value.size() > kGradient.size() &&
+                          value.substr(value.size() - kGradient.size()) == kGradient;
+    if (gradient) value.remove_suffix(kGradient.size());
+    TILEWRIGHT_RETURN_IF_ERROR(
+        NamedWord(value, kElementTypes, "element type", &spec.snippet_arrays));
+    spec.snippet_arrays.back().gradient = gradient;
+    return absl::OkStatus();
   }
 
   absl::Status MaskWord(std::string_view value) {
@@ -395,11 +418,21 @@ const std::vector<Word>& Words() {
          p.spec.alibi = true;
          return absl::OkStatus();
        }},
+      {"alibi_grad", kNone, false,
+       [](Parser& p, string_view) {
+         p.spec.alibi_gradient = true;
+         return absl::OkStatus();
+       }},
       {"bias", kRequired, true, [](Parser& p, string_view v) { return p.BiasWord(v); }},
       {"mask", kRequired, true, [](Parser& p, string_view v) { return p.MaskWord(v); }},
       {"sinks", kNone, false,
        [](Parser& p, string_view) {
          p.spec.sinks = true;
+         return absl::OkStatus();
+       }},
+      {"sinks_grad", kNone, false,
+       [](Parser& p, string_view) {
+         p.spec.sinks_gradient = true;
          return absl::OkStatus();
        }},
       {"dropout", kRequired, false,
@@ -413,10 +446,9 @@ const std::vector<Word>& Words() {
          return p.EnumWord(v, kScaleKinds, "kind of scale", &p.spec.kv_scale);
        }},
       {"score", kRequired, false, [](Parser& p, string_view v) { return p.ScoreWord(v); }},
-      {"array", kRequired, true,
-       [](Parser& p, string_view v) {
-         return p.NamedWord(v, kElementTypes, "element type", &p.spec.snippet_arrays);
-       }},
+      {"score_grad", kRequired, false,
+       [](Parser& p, string_view v) { return p.ScoreGradientWord(v); }},
+      {"array", kRequired, true, [](Parser& p, string_view v) { return p.ArrayWord(v); }},
       {"scalar", kRequired, true,
        [](Parser& p, string_view v) {
          return p.NamedWord(v, kScalarTypes, "scalar type", &p.spec.snippet_scalars);
@@ -507,9 +539,9 @@ struct HashedSpec {
                    s.heads_kv, s.seqlen_q, s.seqlen_kv, s.dim_qk, s.dim_v, s.layout,
                    s.strided_innermost, s.causal, s.align, s.window_left, s.window_right,
                    s.block_mask_q, s.block_mask_kv, s.scale, s.softcap, s.softcap_before_bias,
-                   s.alibi, s.sinks, s.dropout, s.q_scale, s.kv_scale, s.varlen, s.page_size, s.lse,
-                   s.lse_base, s.empty_lse, s.allow_tf32, s.deterministic, s.batch_invariant,
-                   s.exact);
+                   s.alibi, s.alibi_gradient, s.sinks, s.sinks_gradient, s.dropout, s.q_scale,
+                   s.kv_scale, s.varlen, s.page_size, s.lse, s.lse_base, s.empty_lse, s.allow_tf32,
+                   s.deterministic, s.batch_invariant, s.exact);
     h = H::combine(std::move(h), s.strides.has_value());
     if (s.strides.has_value()) {
       for (const Strides& t : *s.strides) {
@@ -517,12 +549,16 @@ struct HashedSpec {
       }
     }
     for (const BiasTerm& t : s.bias) {
-      h = H::combine(std::move(h), t.type, t.batch, t.heads, t.seqlen_q, t.seqlen_kv, t.batch_map);
+      h = H::combine(std::move(h), t.type, t.batch, t.heads, t.seqlen_q, t.seqlen_kv, t.batch_map,
+                     t.gradient);
     }
-    for (const SnippetArray& a : s.snippet_arrays) h = H::combine(std::move(h), a.name, a.type);
+    for (const SnippetArray& a : s.snippet_arrays) {
+      h = H::combine(std::move(h), a.name, a.type, a.gradient);
+    }
     for (const SnippetScalar& a : s.snippet_scalars) h = H::combine(std::move(h), a.name, a.type);
     return H::combine(std::move(h), s.bias.size(), s.snippet_arrays.size(),
                       s.snippet_scalars.size(), s.score_snippet.text, s.score_snippet.file_name,
+                      s.score_gradient_snippet.text, s.score_gradient_snippet.file_name,
                       s.mask_snippet.text, s.mask_snippet.file_name);
   }
 };
@@ -604,6 +640,17 @@ AttentionSpec Canonicalise(const AttentionSpec& spec) {
   if (out.score_snippet.empty() || out.score_snippet.file_name == kDefaultScoreFile) {
     out.score_snippet.file_name.clear();
   }
+  if (out.operation == Operation::kForward) {
+    // There is nothing that a forward pass could do with these.
+    out.score_gradient_snippet = {};
+    out.alibi_gradient = out.sinks_gradient = false;
+    for (BiasTerm& term : out.bias) term.gradient = false;
+    for (SnippetArray& array : out.snippet_arrays) array.gradient = false;
+  }
+  if (out.score_gradient_snippet.empty() ||
+      out.score_gradient_snippet.file_name == kDefaultScoreGradientFile) {
+    out.score_gradient_snippet.file_name.clear();
+  }
   if (out.mask_snippet.empty() || out.mask_snippet.file_name == kDefaultMaskFile) {
     out.mask_snippet.file_name.clear();
   }
@@ -611,7 +658,9 @@ AttentionSpec Canonicalise(const AttentionSpec& spec) {
     out.snippet_arrays.clear();
     out.snippet_scalars.clear();
   }
-  if (!out.lse) {
+  if (out.operation == Operation::kBackward) {
+    out.lse = false;
+  } else if (!out.lse) {
     out.lse_base = LseBase::kE;
     out.empty_lse = EmptyLse::kMinusInf;
   }
@@ -655,19 +704,26 @@ std::string ToText(const AttentionSpec& spec) {
   if (spec.softcap != 0) add("softcap=", FloatText(spec.softcap));
   add_if(spec.softcap_before_bias, "softcap_before_bias");
   add_if(spec.alibi, "alibi");
+  add_if(spec.alibi_gradient, "alibi_grad");
   for (const BiasTerm& term : spec.bias) words.push_back(BiasText(spec, term));
   add_if(spec.sinks, "sinks");
+  add_if(spec.sinks_gradient, "sinks_grad");
   if (spec.dropout != 0) add("dropout=", FloatText(spec.dropout));
   if (spec.q_scale != ScaleKind::kNone) add("q_scale=", NameOf(kScaleKinds, spec.q_scale));
   if (spec.kv_scale != ScaleKind::kNone) add("kv_scale=", NameOf(kScaleKinds, spec.kv_scale));
   if (!spec.score_snippet.empty()) {
     words.push_back(SnippetWord("score", spec.score_snippet, kDefaultScoreFile));
   }
+  if (!spec.score_gradient_snippet.empty()) {
+    words.push_back(
+        SnippetWord("score_grad", spec.score_gradient_snippet, kDefaultScoreGradientFile));
+  }
   if (!spec.mask_snippet.empty()) {
     words.push_back(SnippetWord("mask", spec.mask_snippet, kDefaultMaskFile));
   }
   for (const SnippetArray& array : spec.snippet_arrays) {
-    add("array=", array.name, ":", NameOf(kElementTypes, array.type));
+    add("array=", array.name, ":", NameOf(kElementTypes, array.type),
+        array.gradient ? ":grad" : "");
   }
   for (const SnippetScalar& scalar : spec.snippet_scalars) {
     add("scalar=", scalar.name, ":", NameOf(kScalarTypes, scalar.type));

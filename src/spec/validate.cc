@@ -269,6 +269,10 @@ absl::Status ValidateBias(const AttentionSpec& spec) {
     if (!IsFloat(term.type) && term.type != ElementType::kBool) {
       return BadType(field + ".type", term.type, "fp16, bf16, fp32 or bool");
     }
+    if (term.gradient && term.type == ElementType::kBool) {
+      return BadType(field + ".gradient is set and " + field + ".type", term.type,
+                     "an additive one: fp16, bf16 or fp32");
+    }
     if (!InRange(term.batch_map, BatchMap::kDiv)) {
       return Bad(field + ".batch_map", static_cast<int>(term.batch_map), "one of its enumerators");
     }
@@ -325,27 +329,98 @@ bool IsIdentifier(std::string_view name) {
 // Names that a snippet cannot be given: those already in its scope, and words of C++ and CUDA.
 bool IsTaken(std::string_view name) {
   static constexpr std::string_view kTaken[] = {
-      "score",       "b",          "h",         "i",          "j",         "seqlen_q",
-      "seqlen_kv",   "Scalar",     "alignas",   "alignof",    "and",       "and_eq",
-      "asm",         "auto",       "bitand",    "bitor",      "bool",      "break",
-      "case",        "catch",      "char",      "char16_t",   "char32_t",  "char8_t",
-      "class",       "co_await",   "co_return", "co_yield",   "compl",     "concept",
-      "const",       "const_cast", "consteval", "constexpr",  "constinit", "continue",
-      "decltype",    "default",    "delete",    "do",         "double",    "dynamic_cast",
-      "else",        "enum",       "explicit",  "export",     "extern",    "false",
-      "float",       "for",        "friend",    "goto",       "if",        "inline",
-      "int",         "long",       "mutable",   "namespace",  "new",       "noexcept",
-      "not",         "not_eq",     "nullptr",   "operator",   "or",        "or_eq",
-      "private",     "protected",  "public",    "register",   "requires",  "reinterpret_cast",
-      "return",      "short",      "signed",    "sizeof",     "static",    "static_assert",
-      "static_cast", "struct",     "switch",    "template",   "this",      "thread_local",
-      "throw",       "true",       "try",       "typedef",    "typeid",    "typename",
-      "union",       "unsigned",   "using",     "virtual",    "void",      "volatile",
-      "wchar_t",     "while",      "xor",       "xor_eq",     "threadIdx", "blockIdx",
-      "blockDim",    "gridDim",    "warpSize",  "tilewright",
+      "score",       "d_score",
+      "Accumulate",  "b",
+      "h",           "i",
+      "j",           "seqlen_q",
+      "seqlen_kv",   "Scalar",
+      "alignas",     "alignof",
+      "and",         "and_eq",
+      "asm",         "auto",
+      "bitand",      "bitor",
+      "bool",        "break",
+      "case",        "catch",
+      "char",        "char16_t",
+      "char32_t",    "char8_t",
+      "class",       "co_await",
+      "co_return",   "co_yield",
+      "compl",       "concept",
+      "const",       "const_cast",
+      "consteval",   "constexpr",
+      "constinit",   "continue",
+      "decltype",    "default",
+      "delete",      "do",
+      "double",      "dynamic_cast",
+      "else",        "enum",
+      "explicit",    "export",
+      "extern",      "false",
+      "float",       "for",
+      "friend",      "goto",
+      "if",          "inline",
+      "int",         "long",
+      "mutable",     "namespace",
+      "new",         "noexcept",
+      "not",         "not_eq",
+      "nullptr",     "operator",
+      "or",          "or_eq",
+      "private",     "protected",
+      "public",      "register",
+      "requires",    "reinterpret_cast",
+      "return",      "short",
+      "signed",      "sizeof",
+      "static",      "static_assert",
+      "static_cast", "struct",
+      "switch",      "template",
+      "this",        "thread_local",
+      "throw",       "true",
+      "try",         "typedef",
+      "typeid",      "typename",
+      "union",       "unsigned",
+      "using",       "virtual",
+      "void",        "volatile",
+      "wchar_t",     "while",
+      "xor",         "xor_eq",
+      "threadIdx",   "blockIdx",
+      "blockDim",    "gridDim",
+      "warpSize",    "tilewright",
   };
   return std::find(std::begin(kTaken), std::end(kTaken), name) != std::end(kTaken) ||
          name.find("__") != std::string_view::npos;
+}
+
+absl::Status ValidateGradients(const AttentionSpec& spec) {
+  if (spec.operation == Operation::kForward) return absl::OkStatus();  // they say nothing there
+  if (spec.alibi_gradient && !spec.alibi) {
+    return Bad("alibi_gradient", "true", "false without alibi");
+  }
+  if (spec.sinks_gradient && !spec.sinks) {
+    return Bad("sinks_gradient", "true", "false without sinks");
+  }
+  if (!spec.score_gradient_snippet.empty() && spec.score_snippet.empty()) {
+    return Bad("score_gradient_snippet", "\"...\"", "empty without a score_snippet");
+  }
+  for (size_t n = 0; n < spec.snippet_arrays.size(); ++n) {
+    if (!spec.snippet_arrays[n].gradient) continue;
+    const std::string field = absl::StrCat("snippet_arrays[", n, "].gradient");
+    if (spec.score_gradient_snippet.empty()) {
+      return Bad(field, "true", "false without a score_gradient_snippet, which adds to it");
+    }
+    if (spec.deterministic) {
+      return Bad(field, "true", "false when deterministic: the order of the sums is not fixed");
+    }
+    const std::string name = absl::StrCat("d_", spec.snippet_arrays[n].name);
+    for (const SnippetArray& other : spec.snippet_arrays) {
+      if (other.name == name) {
+        return Bad(field, "true", absl::StrCat("false while another array is named ", name));
+      }
+    }
+    for (const SnippetScalar& other : spec.snippet_scalars) {
+      if (other.name == name) {
+        return Bad(field, "true", absl::StrCat("false while a scalar is named ", name));
+      }
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ValidateSnippets(const AttentionSpec& spec) {
@@ -427,14 +502,17 @@ inline absl::Status CheckTensor(std::string_view name, const void* data, const S
   return BadTensor(name, data, s, element_bytes, strided_innermost, dim);
 }
 
-// Rows of O that share memory would be written by several threads at once.
-absl::Status CheckOutputStrides(const AttentionSpec& spec, const MutableTensor& o, int64_t batches,
-                                int64_t rows) {
-  if (o.strides.batch == 0 && batches > 1) return Bad("o.strides.batch", 0, "> 0: O is written");
-  if (o.strides.seq == 0 && rows > 1) return Bad("o.strides.seq", 0, "> 0: O is written");
-  if (o.strides.head == 0 && spec.heads_q > 1) return Bad("o.strides.head", 0, "> 0: O is written");
-  if (o.strides.dim == 0 && spec.dim_v > 1) return Bad("o.strides.dim", 0, "> 0: O is written");
-  return absl::OkStatus();
+// Rows of an output that share memory would be written by several threads at once.
+absl::Status CheckOutputStrides(std::string_view name, const Strides& s, int64_t batches,
+                                int64_t rows, int64_t heads, int64_t dim) {
+  const bool shared = (s.batch == 0 && batches > 1) || (s.seq == 0 && rows > 1) ||
+                      (s.head == 0 && heads > 1) || (s.dim == 0 && dim > 1);
+  if (!shared) return absl::OkStatus();
+  const char* axis = s.batch == 0 && batches > 1 ? "batch"
+                     : s.seq == 0 && rows > 1    ? "seq"
+                     : s.head == 0 && heads > 1  ? "head"
+                                                 : "dim";
+  return Bad(absl::StrCat(std::string(name), ".strides.", axis), 0, "> 0: it is written");
 }
 
 absl::Status CheckSizes(const AttentionSpec& spec, const AttentionArgs& args) {
@@ -607,6 +685,56 @@ absl::Status CheckFeatures(const AttentionSpec& spec, const AttentionArgs& args,
   return absl::OkStatus();
 }
 
+// Backward: the outputs beside dQ, dK and dV.
+absl::Status CheckFeatureGradients(const AttentionSpec& spec, const AttentionArgs& args) {
+  for (size_t n = 0; n < spec.bias.size(); ++n) {
+    const BiasTerm& term = spec.bias[n];
+    if (!term.gradient) continue;
+    const BiasGradient& gradient = args.d_bias[n];
+    const int64_t batches =
+        term.batch == spec.batch ? std::max<int64_t>(args.batch, 1) : term.batch;
+    const struct {
+      const char* axis;
+      int64_t extent;
+      int64_t stride;
+    } axes[] = {
+        {"stride_batch", term.batch == 1 ? 1 : batches, gradient.stride_batch},
+        {"stride_head", term.heads, gradient.stride_head},
+        {"stride_q", term.seqlen_q == 1 ? 1 : args.seqlen_q, gradient.stride_q},
+        {"stride_kv", term.seqlen_kv == 1 ? 1 : args.seqlen_kv, gradient.stride_kv},
+    };
+    const std::string field = absl::StrCat("d_bias[", n, "]");
+    if (!PointerOk(gradient.data, 4)) return BadPointer(field + ".data", gradient.data, 4);
+    unsigned __int128 last = 0;
+    for (const auto& axis : axes) {
+      if (axis.extent <= 1) continue;
+      if (axis.stride <= 0) {
+        return Bad(absl::StrCat(field, ".", axis.axis), axis.stride, "> 0: it is written");
+      }
+      last += static_cast<unsigned __int128>(axis.extent - 1) *
+              static_cast<unsigned __int128>(axis.stride);
+    }
+    if (last >= static_cast<unsigned __int128>(kMaxInt64 / 4)) {
+      return Bad(field + ".strides",
+                 absl::StrCat(gradient.stride_batch, ",", gradient.stride_head, ",",
+                              gradient.stride_q, ",", gradient.stride_kv),
+                 kAddressRule);
+    }
+  }
+  if (spec.alibi_gradient && !PointerOk(args.d_alibi_slopes, 4)) {
+    return BadPointer("d_alibi_slopes", args.d_alibi_slopes, 4);
+  }
+  if (spec.sinks_gradient && !PointerOk(args.d_sinks, 4)) {
+    return BadPointer("d_sinks", args.d_sinks, 4);
+  }
+  for (size_t n = 0; n < spec.snippet_arrays.size(); ++n) {
+    if (spec.snippet_arrays[n].gradient && !PointerOk(args.d_snippet_arrays[n], 4)) {
+      return BadPointer(absl::StrCat("d_snippet_arrays[", n, "]"), args.d_snippet_arrays[n], 4);
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckLse(const AttentionSpec& spec, const AttentionArgs& args, int64_t batches,
                       int64_t rows) {
   if (!PointerOk(args.lse, 4)) return BadPointer("lse", args.lse, 4);
@@ -675,6 +803,7 @@ absl::Status Validate(const AttentionSpec& spec) {
   TILEWRIGHT_RETURN_IF_ERROR(ValidateLayout(spec));
   TILEWRIGHT_RETURN_IF_ERROR(ValidateMasks(spec));
   TILEWRIGHT_RETURN_IF_ERROR(ValidateScores(spec));
+  TILEWRIGHT_RETURN_IF_ERROR(ValidateGradients(spec));
   return ValidateSnippets(spec);
 }
 
@@ -696,8 +825,21 @@ absl::Status ValidateArgs(const AttentionSpec& spec, const AttentionArgs& args) 
   TILEWRIGHT_RETURN_IF_ERROR(CheckTensor("o", args.o.data, args.o.strides, q_batches, q_rows,
                                          spec.heads_q, spec.dim_v, ElementBytes(OutType(spec)),
                                          strided));
-  TILEWRIGHT_RETURN_IF_ERROR(CheckOutputStrides(spec, args.o, q_batches, q_rows));
-  if (spec.lse) TILEWRIGHT_RETURN_IF_ERROR(CheckLse(spec, args, q_batches, q_rows));
+  const bool backward = spec.operation == Operation::kBackward;
+  if (backward) {
+    TILEWRIGHT_RETURN_IF_ERROR(CheckTensor("d_o", args.d_o.data, args.d_o.strides, q_batches,
+                                           q_rows, spec.heads_q, spec.dim_v,
+                                           ElementBytes(OutType(spec)), strided));
+    TILEWRIGHT_RETURN_IF_ERROR(CheckTensor("d_q", args.d_q.data, args.d_q.strides, q_batches,
+                                           q_rows, spec.heads_q, spec.dim_qk,
+                                           ElementBytes(spec.type), strided));
+    TILEWRIGHT_RETURN_IF_ERROR(
+        CheckOutputStrides("d_q", args.d_q.strides, q_batches, q_rows, spec.heads_q, spec.dim_qk));
+  } else {
+    TILEWRIGHT_RETURN_IF_ERROR(
+        CheckOutputStrides("o", args.o.strides, q_batches, q_rows, spec.heads_q, spec.dim_v));
+  }
+  if (spec.lse || backward) TILEWRIGHT_RETURN_IF_ERROR(CheckLse(spec, args, q_batches, q_rows));
 
   // Page numbers are int32 values of the device: any may come.
   const bool paged = spec.page_size > 0;
@@ -719,6 +861,24 @@ absl::Status ValidateArgs(const AttentionSpec& spec, const AttentionArgs& args) 
     TILEWRIGHT_RETURN_IF_ERROR(CheckScales(spec, args, kv_batches, kv_rows));
   }
   TILEWRIGHT_RETURN_IF_ERROR(CheckFeatures(spec, args, has_keys));
+  if (backward) {
+    if (has_keys) {
+      const int kv_bytes = ElementBytes(KvType(spec));
+      const struct {
+        std::string_view name;
+        const MutableTensor& tensor;
+        int64_t dim;
+      } outputs[] = {{"d_k", args.d_k, spec.dim_qk}, {"d_v", args.d_v, spec.dim_v}};
+      for (const auto& output : outputs) {
+        TILEWRIGHT_RETURN_IF_ERROR(CheckTensor(output.name, output.tensor.data,
+                                               output.tensor.strides, kv_batches, kv_rows,
+                                               spec.heads_kv, output.dim, kv_bytes, strided));
+        TILEWRIGHT_RETURN_IF_ERROR(CheckOutputStrides(
+            output.name, output.tensor.strides, kv_batches, kv_rows, spec.heads_kv, output.dim));
+      }
+    }
+    TILEWRIGHT_RETURN_IF_ERROR(CheckFeatureGradients(spec, args));
+  }
   if (args.workspace != nullptr && !PointerOk(args.workspace, 256)) {
     return BadPointer("workspace", args.workspace, 256);
   }

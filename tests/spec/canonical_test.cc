@@ -32,10 +32,30 @@ std::string ParseError(std::string_view text) {
   return std::string(spec.status().message());
 }
 
+TEST(CanonicalTest, AForwardKnowsNoGradientsAndABackwardNoLse) {
+  EXPECT_EQ(Canonical("fwd bf16 d=64 s=8 alibi alibi_grad sinks sinks_grad bias=fp16:1,1,8,8:grad"),
+            Canonical("fwd bf16 d=64 s=8 alibi sinks bias=fp16:1,1,8,8"));
+  EXPECT_EQ(Canonical("bwd bf16 d=64 s=8 lse empty_lse=+inf"),
+            Canonical("bwd bf16 d=64 s=8 empty_lse=+inf"));
+}
+
+TEST(CanonicalTest, GradientsOfSnippets) {
+  const auto reader = [](std::string_view path) { return std::string(path) + ";"; };
+  const std::string text =
+      "bwd bf16 b=1 h=1/1 s=8/8 d=64/64 score=@a score_grad=@b array=t:fp32:grad array=u:bf16";
+  const AttentionSpec spec = Parse(text, reader);
+  EXPECT_EQ(spec.score_gradient_snippet.text, "b;");
+  EXPECT_TRUE(spec.snippet_arrays[0].gradient);
+  EXPECT_FALSE(spec.snippet_arrays[1].gradient);
+  EXPECT_EQ(ToText(Canonicalise(spec)), text);
+}
+
 TEST(CanonicalTest, ReadsAndPrintsEveryWord) {
   for (std::string text : {
            "fwd bf16 b=2 h=32/8 s=4096/4096 d=128/128 causal lse",
            "bwd bf16 b=4 h=16/16 s=2048/2048 d=72/72 window=511,0 deterministic",
+           "bwd bf16 b=4 h=2/2 s=8/8 d=64/64 alibi alibi_grad bias=fp16:1,2,8,8:grad "
+           "bias=fp32:2,1,8,8:mod:grad sinks sinks_grad lse_base=2",
            "fwd bf16 b=32 h=128/1 s=1/8192 d=576/512 varlen paged=64 lse",
            "fwd fp16 b=4096 h=4/4 s=49/49 d=32/32 bias=fp16:1,4,49,49 bias=fp16:64,1,49,49:mod",
            "fwd fp16 b=4096 h=4/4 s=49/49 d=32/32 bias=fp32:64,1,49,49:div mask=bool:1,1,1,49",

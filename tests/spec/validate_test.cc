@@ -621,5 +621,80 @@ TEST(ValidateArgsTest, AllocatesNothingWhenOk) {
   EXPECT_TRUE(ok);
 }
 
+TEST(ValidateTest, GradientsNeedWhatTheyAreOf) {
+  AttentionSpec spec;
+  spec.operation = Operation::kBackward;
+  spec.score_snippet.text = "score";
+  spec.snippet_arrays = {{.name = "t", .type = ElementType::kFp32}};
+  ASSERT_TRUE(Validate(spec).ok());
+  const auto message = [&](const auto& change) {
+    AttentionSpec changed = spec;
+    change(changed);
+    const absl::Status status = Validate(changed);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  };
+  EXPECT_THAT(message([](auto& s) { s.alibi_gradient = true; }), HasSubstr("alibi_gradient"));
+  EXPECT_THAT(message([](auto& s) { s.sinks_gradient = true; }), HasSubstr("sinks_gradient"));
+  EXPECT_THAT(message([](auto& s) { s.bias = {{.type = ElementType::kBool, .gradient = true}}; }),
+              HasSubstr("bias[0].gradient"));
+  EXPECT_THAT(message([](auto& s) { s.snippet_arrays[0].gradient = true; }),
+              HasSubstr("snippet_arrays[0].gradient"));
+  EXPECT_THAT(message([](auto& s) {
+                s.score_snippet = {};
+                s.score_gradient_snippet.text = "d_score";
+              }),
+              HasSubstr("score_gradient_snippet"));
+  spec.score_gradient_snippet.text = "d_score";
+  spec.snippet_arrays[0].gradient = true;
+  ASSERT_TRUE(Validate(spec).ok());
+  EXPECT_THAT(message([](auto& s) { s.deterministic = true; }), HasSubstr("deterministic"));
+  EXPECT_THAT(message([](auto& s) { s.snippet_scalars = {{.name = "d_t"}}; }), HasSubstr("d_t"));
+}
+
+// A backward of 2 sequences of 4 rows and 6 keys, 2 heads of 8.
+TEST(ValidateArgsTest, ABackwardNamesTheGradientThatIsWrong) {
+  AttentionSpec spec;
+  spec.operation = Operation::kBackward;
+  spec.batch = 2;
+  spec.heads_q = spec.heads_kv = 2;
+  spec.seqlen_q = 4;
+  spec.seqlen_kv = 6;
+  spec.dim_qk = spec.dim_v = 8;
+  spec.bias = {{.type = ElementType::kBf16, .heads = 2, .seqlen_q = 4, .gradient = true}};
+  spec.sinks = spec.sinks_gradient = true;
+  alignas(16) static std::byte memory[16];
+  AttentionArgs args;
+  args.batch = 2;
+  args.seqlen_q = 4;
+  args.seqlen_kv = 6;
+  const auto strides = [](int64_t rows) { return DenseStrides(Layout::kBshd, 2, rows, 2, 8); };
+  args.q = args.d_o = {memory, strides(4)};
+  args.k = args.v = {memory, strides(6)};
+  args.o = args.d_q = {memory, strides(4)};
+  args.d_k = args.d_v = {memory, strides(6)};
+  args.lse = reinterpret_cast<float*>(memory);
+  args.sinks = args.lse;
+  args.d_sinks = args.lse;
+  args.bias[0] = {memory, 0, 4, 1, 0};
+  args.d_bias[0] = {args.lse, 0, 4, 1, 0};
+  ASSERT_TRUE(ValidateArgs(spec, args).ok()) << ValidateArgs(spec, args);
+  const auto message = [&](const auto& change) {
+    AttentionArgs changed = args;
+    change(changed);
+    const absl::Status status = ValidateArgs(spec, changed);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  };
+  EXPECT_THAT(message([](auto& a) { a.d_o.data = nullptr; }), HasSubstr("d_o.data = null"));
+  EXPECT_THAT(message([](auto& a) { a.d_q.strides.seq = 0; }), HasSubstr("d_q.strides.seq = 0"));
+  EXPECT_THAT(message([](auto& a) { a.d_k.data = nullptr; }), HasSubstr("d_k.data = null"));
+  EXPECT_THAT(message([](auto& a) { a.d_v.strides.batch = 0; }), HasSubstr("d_v.strides.batch"));
+  EXPECT_THAT(message([](auto& a) { a.lse = nullptr; }), HasSubstr("lse = null"));
+  EXPECT_THAT(message([](auto& a) { a.d_bias[0].data = nullptr; }), HasSubstr("d_bias[0].data"));
+  EXPECT_THAT(message([](auto& a) { a.d_bias[0].stride_q = 0; }), HasSubstr("d_bias[0].stride_q"));
+  EXPECT_THAT(message([](auto& a) { a.d_sinks = nullptr; }), HasSubstr("d_sinks = null"));
+}
+
 }  // namespace
 }  // namespace tilewright::spec

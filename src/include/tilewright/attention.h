@@ -67,6 +67,7 @@ struct BiasTerm {
   int64_t seqlen_q = 1;
   int64_t seqlen_kv = 1;
   BatchMap batch_map = BatchMap::kMod;
+  bool gradient = false;  // backward: AttentionArgs::d_bias is wanted; additive terms only
 
   bool operator==(const BiasTerm&) const = default;
 };
@@ -75,6 +76,9 @@ struct BiasTerm {
 struct SnippetArray {
   std::string name;  // a C++ identifier, used in the snippet as `const T* name`
   ElementType type = ElementType::kFp32;
+  // Backward: score_gradient_snippet adds to AttentionArgs::d_snippet_arrays, which it sees as
+  // `float* d_<name>`.
+  bool gradient = false;
   bool operator==(const SnippetArray&) const = default;
 };
 enum class ScalarType { kFloat, kInt64 };
@@ -90,6 +94,15 @@ struct SnippetScalar {
 //   seqlen_q, seqlen_kv   int64_t: lengths of this sequence
 //   the arrays and scalars that the spec names
 // A score snippet yields the new score; a mask snippet yields true for keys to keep.
+//
+// In a backward pass the score snippet is also compiled with a Scalar that carries a derivative
+// (forward mode; core/dual.cuh): write `auto` or `Scalar`, not `float`, for what depends on
+// `score`. A score gradient snippet replaces that. It has in scope also
+//   score            the score that the score snippet was given, float
+//   d_score          float: the gradient of the score that the score snippet gave
+//   d_<array>        float*, for each array with `gradient`
+//   Accumulate(p, x) adds x to the float at p; other threads may do the same
+// and yields the gradient of `score`: d_score times the derivative.
 struct Snippet {
   std::string text;
   std::string file_name;  // shown in compile errors; empty: "score_snippet" or "mask_snippet"
@@ -154,6 +167,7 @@ struct AttentionSpec {
   ScaleKind kv_scale = ScaleKind::kNone;  // fp8 or int8 K and V: any
 
   Snippet score_snippet;
+  Snippet score_gradient_snippet;  // backward only; empty: the derivative of score_snippet
   Snippet mask_snippet;
   std::vector<SnippetArray>
       snippet_arrays;  // up to 8, in the order of AttentionArgs::snippet_arrays
@@ -164,14 +178,19 @@ struct AttentionSpec {
       false;  // lengths come from cu_seqlens_q, cu_seqlens_kv and / or seqused_kv on the device
   int64_t page_size = 0;  // tokens of one page of K and V; 0: not paged
 
-  // Outputs.
+  // Backward: gradients wanted beside those of Q, K and V (see also BiasTerm and SnippetArray).
+  bool alibi_gradient = false;
+  bool sinks_gradient = false;
+
+  // Outputs. In a backward pass the LSE is an input and `lse` says nothing.
   bool lse = false;
   LseBase lse_base = LseBase::kE;
   EmptyLse empty_lse = EmptyLse::kMinusInf;
 
   // Execution.
-  bool allow_tf32 = false;     // fp32 only: permit TF32 accuracy
-  bool deterministic = false;  // backward: bitwise equal between runs
+  bool allow_tf32 = false;  // fp32 only: permit TF32 accuracy
+  // Backward: bitwise equal between runs. Not with gradients of snippet arrays.
+  bool deterministic = false;
   bool batch_invariant =
       false;           // a sequence's result does not depend on its neighbours in the batch
   bool exact = false;  // bake batch and lengths into the kernel; Run then accepts only those
@@ -198,6 +217,16 @@ struct BiasTensor {
   int64_t stride_kv = 0;
 };
 
+// Gradient of one bias term, summed over the axes that the term broadcasts. fp32 whatever the type
+// of the term. Strides of extents of 1 are ignored, the others must be > 0.
+struct BiasGradient {
+  float* data = nullptr;
+  int64_t stride_batch = 0;
+  int64_t stride_head = 0;
+  int64_t stride_q = 0;
+  int64_t stride_kv = 0;
+};
+
 union SnippetValue {
   float f;
   int64_t i;
@@ -215,10 +244,19 @@ struct AttentionArgs {
              // strides.batch unused
   Tensor k;  // [batch, seqlen_kv, heads_kv, dim_qk]; paged: strides.batch is the stride of a page
   Tensor v;  // [batch, seqlen_kv, heads_kv, dim_v]; likewise
-  MutableTensor o;  // as q with dim_v
+  MutableTensor o;  // as q with dim_v; a backward pass only reads it
+
+  // Backward. The gradient of O lies as O may and has its type, those of Q, K and V have their
+  // types. Every element of d_q, d_k and d_v that belongs to a sequence is written: keys that no
+  // row sees get 0.
+  Tensor d_o;
+  MutableTensor d_q;
+  MutableTensor d_k;
+  MutableTensor d_v;
 
   // fp32 [batch, heads_q, seqlen_q]; packed: [heads_q, total_q] (lse_stride_batch unused). The
-  // sequence stride is 1. Strides of 0 mean dense.
+  // sequence stride is 1. Strides of 0 mean dense. A backward pass reads what the forward wrote, in
+  // the spec's lse_base and empty_lse.
   float* lse = nullptr;
   int64_t lse_stride_batch = 0;
   int64_t lse_stride_head = 0;
@@ -242,6 +280,13 @@ struct AttentionArgs {
   int64_t alibi_stride_batch = 0;
   std::array<BiasTensor, 4> bias;  // in the order of the spec's terms
   const float* sinks = nullptr;    // [heads_q]
+
+  // Backward, for what the spec wants a gradient of. Written, not added to.
+  float* d_alibi_slopes = nullptr;     // as alibi_slopes, [batch, heads_q] dense or [heads_q]
+  std::array<BiasGradient, 4> d_bias;  // in the order of the spec's terms
+  float* d_sinks = nullptr;            // [heads_q]
+  std::array<float*, 8> d_snippet_arrays = {};  // added to: the caller clears them
+
   const uint8_t* block_mask =
       nullptr;  // [batch, heads_q, ceil(Sq / QB), ceil(Skv / KB)], 1 = compute
   std::array<int64_t, 3> block_mask_strides = {0, 0, 0};  // batch, head, query block (0 broadcasts)

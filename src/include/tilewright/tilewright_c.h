@@ -163,13 +163,15 @@ typedef struct tw_bias_term {
   int64_t heads;
   int64_t seqlen_q;
   int64_t seqlen_kv;
+  int32_t gradient;
+  int32_t reserved; /* 0 */
 } tw_bias_term;
 
 typedef struct tw_snippet_array {
   size_t size;
   const char* name;
   int32_t type;
-  int32_t reserved; /* 0 */
+  int32_t gradient;
 } tw_snippet_array;
 
 typedef struct tw_snippet_scalar {
@@ -231,6 +233,10 @@ typedef struct tw_spec {
   int32_t batch_invariant;
   int32_t exact;
   int32_t reserved; /* 0 */
+  int32_t alibi_gradient;
+  int32_t sinks_gradient;
+  const char* score_gradient_snippet; /* null: none */
+  const char* score_gradient_snippet_file;
 } tw_spec;
 
 TW_API tw_status tw_spec_init(tw_spec* spec, size_t size);
@@ -254,6 +260,14 @@ typedef struct tw_bias_tensor {
   int64_t stride_q;
   int64_t stride_kv;
 } tw_bias_tensor;
+
+typedef struct tw_bias_gradient {
+  float* data;
+  int64_t stride_batch;
+  int64_t stride_head;
+  int64_t stride_q;
+  int64_t stride_kv;
+} tw_bias_gradient;
 
 typedef union tw_snippet_value {
   float f;
@@ -298,6 +312,14 @@ typedef struct tw_args {
   const void* snippet_arrays[8];
   tw_snippet_value snippet_scalars[8];
   void* workspace;
+  tw_tensor d_o; /* only read */
+  tw_tensor d_q;
+  tw_tensor d_k;
+  tw_tensor d_v;
+  float* d_alibi_slopes;
+  tw_bias_gradient d_bias[4];
+  float* d_sinks;
+  float* d_snippet_arrays[8];
 } tw_args;
 
 TW_API tw_status tw_args_init(tw_args* args, size_t size);
