@@ -4,8 +4,13 @@
 // ds goes back through the score snippet, softcap and bias in the order of the spec. A sink is one
 // more key of value 0: its ds is -p_sink * delta. Gradients of scaled (fp8, int8) tensors are those
 // of the real values, stored * scale.
+//
+// Once in fp64, and once as the straightforward computation: fp32, with P and dS rounded where they
+// are operands of 16 bits, and delta from the rounded O, as dot(dO, O).
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -33,9 +38,44 @@ struct Slice {
   int64_t end;
 };
 
+// How the straightforward computation rounds.
+class OperandRounding {
+ public:
+  // None: fp64.
+  OperandRounding() = default;
+  // `out` is the type of O.
+  OperandRounding(ElementType type, ElementType out) : active_(true), operand_(type), out_(out) {}
+
+  bool active() const { return active_; }
+  template <typename Real>
+  Real Operand(Real value) const {
+    return active_ ? Round(operand_, value) : value;
+  }
+  template <typename Real>
+  Real Output(Real value) const {
+    return Round(out_, value);
+  }
+  double Result(double value, ElementType type) const {
+    return active_ ? Round(type, value) : value;
+  }
+
+ private:
+  template <typename Real>
+  static Real Round(ElementType type, Real value) {
+    std::array<std::byte, 4> rounded;
+    FromDouble(type, static_cast<double>(value), rounded.data());
+    return static_cast<Real>(ToDouble(type, rounded.data()));
+  }
+
+  bool active_ = false;
+  ElementType operand_ = ElementType::kFp32;
+  ElementType out_ = ElementType::kFp32;
+};
+
 // What a task leaves to be added up afterwards, in the order of the tasks.
+template <typename Real>
 struct SliceSums {
-  std::vector<double> dk, dv;          // [seqlen_kv, dim]
+  std::vector<Real> dk, dv;            // [seqlen_kv, dim]
   std::vector<double> dsinks, dalibi;  // [group]
 };
 
@@ -80,12 +120,14 @@ std::vector<Slice> MakeSlices(const Problem& problem) {
 }
 
 // The gradients of one slice.
+template <typename Real>
 class SliceBackward {
  public:
   // `dbias` has one entry per element of `terms`: where the slice adds to.
-  SliceBackward(const Problem& problem, const Tensor& d_o, const Slice& slice,
-                absl::Span<const DBias> terms, absl::Span<double* const> dbias)
+  SliceBackward(const Problem& problem, const OperandRounding& rounding, const Tensor& d_o,
+                const Slice& slice, absl::Span<const DBias> terms, absl::Span<double* const> dbias)
       : problem_(problem),
+        rounding_(rounding),
         d_o_(d_o),
         slice_(slice),
         sequence_(problem.SequenceAt(slice.b)),
@@ -95,7 +137,7 @@ class SliceBackward {
         dim_qk_(problem.spec().dim_qk),
         dim_v_(problem.spec().dim_v) {}
 
-  SliceSums Run(std::vector<double>& dq) {
+  SliceSums<Real> Run(std::vector<double>& dq) {
     const int64_t group = problem_.group();
     sums_.dk.resize(keys_ * dim_qk_);
     sums_.dv.resize(keys_ * dim_v_);
@@ -126,7 +168,7 @@ class SliceBackward {
   }
 
   // Factors of the row's weights by dropout.
-  void LoadDropoutFactors(const RowScorer<double>& scorer) {
+  void LoadDropoutFactors(const RowScorer<Real>& scorer) {
     const DropoutRule& dropout = problem_.dropout();
     const KeyRange range = scorer.keys();
     factor_.assign(range.end - range.begin, 1);
@@ -136,13 +178,14 @@ class SliceBackward {
       if (j % 4 == 0 || j == range.begin) {
         words = dropout.Words(slice_.b, scorer.h(), scorer.i(), j / 4);
       }
-      factor_[j - range.begin] = dropout.Keeps(words[j % 4]) ? dropout.keep_scale() : 0;
+      factor_[j - range.begin] =
+          dropout.Keeps(words[j % 4]) ? static_cast<Real>(dropout.keep_scale()) : 0;
     }
   }
 
   // `dq` is the row's own.
   void AddRow(int64_t g, int64_t h, int64_t i, double* dq) {
-    const RowScorer<double> scorer(problem_, sequence_, h, i);
+    const RowScorer<Real> scorer(problem_, sequence_, h, i);
     const KeyRange range = scorer.keys();
     if (range.empty()) return;
     const int64_t count = range.end - range.begin;
@@ -162,35 +205,59 @@ class SliceBackward {
       weights_[n] = scorer.Score(range.begin + n, weights_[n], &slopes_[n]);
     }
     const float* sink = problem_.spec().sinks ? problem_.args().sinks + h : nullptr;
-    const RowSoftmax<double> softmax = SoftmaxInPlace(keep_.data(), count, sink, weights_.data());
+    const RowSoftmax<Real> softmax = SoftmaxInPlace(keep_.data(), count, sink, weights_.data());
     if (!softmax.any_key) return;
 
     d_weights_.assign(count, 0);
     AddWeightedColumns(d_o_row_.data(), dim_v_, v_columns_.data() + range.begin, keys_, count,
                        d_weights_.data());
     LoadDropoutFactors(scorer);
-    double delta = 0;
-    for (int64_t n = 0; n < count; ++n) {
-      weights_[n] /= softmax.sum;
-      if (keep_[n]) delta += weights_[n] * factor_[n] * d_weights_[n];
-    }
+    for (int64_t n = 0; n < count; ++n) weights_[n] /= softmax.sum;
+    const Real delta = rounding_.active() ? DeltaOfOutput(range) : DeltaOfWeights();
+    dq_row_.assign(dim_qk_, 0);
     for (int64_t n = 0; n < count; ++n) {
       if (!keep_[n]) continue;
       const int64_t j = range.begin + n;
-      AddScaled(weights_[n] * factor_[n], d_o_row_.data(), dim_v_, sums_.dv.data() + j * dim_v_);
-      const double d_score = weights_[n] * (factor_[n] * d_weights_[n] - delta);
-      const double d_dot = d_score * slopes_[n].by_dot * scorer.scale();
+      AddScaled(rounding_.Operand(weights_[n] * factor_[n]), d_o_row_.data(), dim_v_,
+                sums_.dv.data() + j * dim_v_);
+      const Real d_score = weights_[n] * (factor_[n] * d_weights_[n] - delta);
+      const Real d_dot = rounding_.Operand(d_score * slopes_[n].by_dot) * scorer.scale();
       AddScaled(d_dot, q_.data(), dim_qk_, sums_.dk.data() + j * dim_qk_);
-      AddScaled(d_dot, k_.data() + j * dim_qk_, dim_qk_, dq);
+      AddScaled(d_dot, k_.data() + j * dim_qk_, dim_qk_, dq_row_.data());
       AddBias(h, i, j, d_score * slopes_[n].by_bias);
       if (problem_.spec().alibi) {
-        sums_.dalibi[g] += d_score * slopes_[n].by_bias * scorer.AlibiDistance(j);
+        sums_.dalibi[g] += static_cast<double>(d_score * slopes_[n].by_bias) *
+                           static_cast<double>(scorer.AlibiDistance(j));
       }
     }
-    sums_.dsinks[g] -= softmax.sink_weight / softmax.sum * delta;
+    for (int64_t d = 0; d < dim_qk_; ++d) dq[d] += static_cast<double>(dq_row_[d]);
+    sums_.dsinks[g] -= static_cast<double>(softmax.sink_weight / softmax.sum * delta);
   }
 
-  void AddBias(int64_t h, int64_t i, int64_t j, double gradient) {
+  Real DeltaOfWeights() const {
+    Real delta = 0;
+    for (size_t n = 0; n < weights_.size(); ++n) {
+      if (keep_[n]) delta += weights_[n] * factor_[n] * d_weights_[n];
+    }
+    return delta;
+  }
+
+  // dot(dO, O) with the O that the straightforward forward gives.
+  Real DeltaOfOutput(KeyRange range) const {
+    Real delta = 0;
+    for (int64_t d = 0; d < dim_v_; ++d) {
+      Real o = 0;
+      for (size_t n = 0; n < weights_.size(); ++n) {
+        if (!keep_[n]) continue;
+        o += weights_[n] * factor_[n] *
+             v_columns_[d * keys_ + range.begin + static_cast<int64_t>(n)];
+      }
+      delta += rounding_.Output(o) * d_o_row_[d];
+    }
+    return delta;
+  }
+
+  void AddBias(int64_t h, int64_t i, int64_t j, Real gradient) {
     for (size_t n = 0; n < terms_.size(); ++n) {
       const BiasExtents& extents = terms_[n].extents;
       const BiasTerm& term = problem_.spec().bias[terms_[n].term];
@@ -198,11 +265,12 @@ class SliceBackward {
       int64_t at = extents.heads == 1 ? batch : batch * extents.heads + h;
       at = at * extents.seqlen_q + (extents.seqlen_q == 1 ? 0 : i);
       at = at * extents.seqlen_kv + (extents.seqlen_kv == 1 ? 0 : j);
-      dbias_[n][at] += gradient;
+      dbias_[n][at] += static_cast<double>(gradient);
     }
   }
 
   const Problem& problem_;
+  const OperandRounding& rounding_;
   const Tensor& d_o_;
   const Slice slice_;
   const Sequence sequence_;
@@ -211,13 +279,13 @@ class SliceBackward {
   const int64_t keys_;
   const int64_t dim_qk_;
   const int64_t dim_v_;
-  SliceSums sums_;
-  std::vector<double> k_;          // [key, dim_qk]
-  std::vector<double> k_columns_;  // [dim_qk, key]
-  std::vector<double> v_columns_;  // [dim_v, key]
+  SliceSums<Real> sums_;
+  std::vector<Real> k_;          // [key, dim_qk]
+  std::vector<Real> k_columns_;  // [dim_qk, key]
+  std::vector<Real> v_columns_;  // [dim_v, key]
   // Of one row; the last five by key of its range.
-  std::vector<double> q_, d_o_row_, weights_, d_weights_, factor_;
-  std::vector<ScoreSlopes<double>> slopes_;
+  std::vector<Real> q_, d_o_row_, dq_row_, weights_, d_weights_, factor_;
+  std::vector<ScoreSlopes<Real>> slopes_;
   std::vector<uint8_t> keep_;
 };
 
@@ -226,16 +294,18 @@ void AddTo(const std::vector<double>& from, double* to) {
 }
 
 // Adds a slice's dk or dv, [seqlen_kv, dim], into [rows, heads_kv, dim].
-void ScatterKeys(const std::vector<double>& sums, int64_t first_row, int64_t heads_kv, int64_t h_kv,
+template <typename Real>
+void ScatterKeys(const std::vector<Real>& sums, int64_t first_row, int64_t heads_kv, int64_t h_kv,
                  int64_t dim, std::vector<double>& gradient) {
   const int64_t keys = static_cast<int64_t>(sums.size()) / dim;
   for (int64_t j = 0; j < keys; ++j) {
-    AddScaled(1.0, sums.data() + j * dim, dim,
-              gradient.data() + ((first_row + j) * heads_kv + h_kv) * dim);
+    double* out = gradient.data() + ((first_row + j) * heads_kv + h_kv) * dim;
+    for (int64_t d = 0; d < dim; ++d) out[d] += static_cast<double>(sums[j * dim + d]);
   }
 }
 
-void AddSlice(const Problem& problem, const Slice& slice, const SliceSums& sums,
+template <typename Real>
+void AddSlice(const Problem& problem, const Slice& slice, const SliceSums<Real>& sums,
               BackwardResult& result) {
   const AttentionSpec& spec = problem.spec();
   const AttentionArgs& args = problem.args();
@@ -271,10 +341,10 @@ BackwardResult ZeroGradients(const Problem& problem, absl::Span<const DBias> ter
   return result;
 }
 
-}  // namespace
-
-absl::StatusOr<BackwardResult> Backward(const AttentionSpec& spec, const AttentionArgs& args,
-                                        const Tensor& d_o, const Options& options) {
+template <typename Real>
+absl::StatusOr<BackwardResult> BackwardIn(const AttentionSpec& spec, const AttentionArgs& args,
+                                          const Tensor& d_o, const Options& options,
+                                          const OperandRounding& rounding) {
   TILEWRIGHT_ASSIGN_OR_RETURN(const Problem problem,
                               Problem::Create(spec, args, options, /*needs_derivative=*/true));
   const std::vector<DBias> terms = AdditiveTerms(spec, args);
@@ -295,7 +365,7 @@ absl::StatusOr<BackwardResult> Backward(const AttentionSpec& spec, const Attenti
   if (shared_elements > 0) {
     lanes = std::min({lanes, kTasks, std::max<int64_t>(1, kPartialBiasElements / shared_elements)});
   }
-  std::vector<SliceSums> sums(count);
+  std::vector<SliceSums<Real>> sums(count);
   std::vector<std::array<std::vector<double>, 4>> partial(lanes);
   ParallelFor(options.threads, lanes, [&](int64_t lane) {
     std::vector<double*> dbias;
@@ -305,7 +375,7 @@ absl::StatusOr<BackwardResult> Backward(const AttentionSpec& spec, const Attenti
       dbias.push_back(term.owned_by_rows ? result.dbias[term.term].data() : own.data());
     }
     for (int64_t n = count * lane / lanes; n < count * (lane + 1) / lanes; ++n) {
-      sums[n] = SliceBackward(problem, d_o, slices[n], terms, dbias).Run(result.dq);
+      sums[n] = SliceBackward<Real>(problem, rounding, d_o, slices[n], terms, dbias).Run(result.dq);
     }
   });
   for (int64_t n = 0; n < count; ++n) AddSlice(problem, slices[n], sums[n], result);
@@ -314,7 +384,31 @@ absl::StatusOr<BackwardResult> Backward(const AttentionSpec& spec, const Attenti
       if (!term.owned_by_rows) AddTo(partial[lane][term.term], result.dbias[term.term].data());
     }
   }
+  for (double& x : result.dq) x = rounding.Result(x, spec.type);
+  for (auto* gradient : {&result.dk, &result.dv}) {
+    for (double& x : *gradient) x = rounding.Result(x, problem.kv_type());
+  }
   return result;
+}
+
+}  // namespace
+
+absl::StatusOr<BackwardResult> Backward(const AttentionSpec& spec, const AttentionArgs& args,
+                                        const Tensor& d_o, const Options& options) {
+  return BackwardIn<double>(spec, args, d_o, options, OperandRounding());
+}
+
+absl::StatusOr<BackwardResult> StraightforwardBackward(const AttentionSpec& spec,
+                                                       const AttentionArgs& args, const Tensor& d_o,
+                                                       const Options& options) {
+  const ElementType kv = spec.kv_type.value_or(spec.type);
+  const ElementType out = spec.out_type.value_or(spec.type);
+  if (kv != spec.type || (spec.type != ElementType::kFp32 && spec.type != ElementType::kFp16 &&
+                          spec.type != ElementType::kBf16)) {
+    return absl::InvalidArgumentError(
+        "the straightforward backward: type and kv_type must be fp16, bf16 or fp32, both the same");
+  }
+  return BackwardIn<float>(spec, args, d_o, options, OperandRounding(spec.type, out));
 }
 
 }  // namespace tilewright::reference

@@ -14,7 +14,7 @@ namespace tilewright::reference {
 namespace {
 
 // spec::ValidateArgs, which wants outputs, with stand-ins for those that the caller left out: the
-// reference writes none of them.
+// reference writes none of them. The inputs of a backward pass are those of the forward.
 absl::Status CheckArguments(const AttentionSpec& spec, const AttentionArgs& args) {
   alignas(64) std::byte unwritten[64];
   AttentionArgs checked = args;
@@ -24,7 +24,10 @@ absl::Status CheckArguments(const AttentionSpec& spec, const AttentionArgs& args
         DenseStrides(spec.layout, args.batch, args.seqlen_q, spec.heads_q, spec.dim_v);
   }
   if (checked.lse == nullptr) checked.lse = reinterpret_cast<float*>(unwritten);
-  return spec::ValidateArgs(spec, checked);
+  if (spec.operation == Operation::kForward) return spec::ValidateArgs(spec, checked);
+  AttentionSpec forward = spec;
+  forward.operation = Operation::kForward;
+  return spec::ValidateArgs(forward, checked);
 }
 
 absl::Status CheckCumulative(const char* name, const int32_t* cumulative, int64_t batch,

@@ -91,6 +91,14 @@ struct BackwardResult {
 absl::StatusOr<BackwardResult> Backward(const AttentionSpec& spec, const AttentionArgs& args,
                                         const Tensor& d_o, const Options& options = {});
 
+// The straightforward computation in the spec's own type, by which the accuracy of a backward pass
+// is judged: fp32 arithmetic, delta = dot(dO, O) with O rounded to its type, P and dS rounded once
+// to the element type where they are operands of a product, every gradient of Q, K and V rounded
+// once. InvalidArgument for types that differ or have 8 bits.
+absl::StatusOr<BackwardResult> StraightforwardBackward(const AttentionSpec& spec,
+                                                       const AttentionArgs& args, const Tensor& d_o,
+                                                       const Options& options = {});
+
 // Host arithmetic of the element types: exact widening and round-to-nearest-even narrowing. What is
 // too large becomes infinity (fp16, bf16, fp32, e5m2) or the largest value (e4m3: 448; int8,
 // int32); NaN stays NaN (integers: 0). `element` may have any alignment.
