@@ -1,6 +1,6 @@
-// Dual numbers: a value and its derivative by one variable, carried through arithmetic (forward-mode
-// differentiation; Griewank, Walther, "Evaluating Derivatives", 2008, chapter 3). The Scalar of
-// score policies in a backward pass.
+// Dual numbers: a value and its derivative by one variable, carried through arithmetic
+// (forward-mode differentiation; Griewank, Walther, "Evaluating Derivatives", 2008, chapter 3). The
+// Scalar of score policies in a backward pass.
 //
 // There is no conversion to float, so that no derivative is lost unseen: a rule that needs the bare
 // number says `score.value`. Comparisons look at values. Where a function has a corner (fabsf,
@@ -24,7 +24,9 @@ struct Dual {
   float value;
   float derivative;
 
-  TILEWRIGHT_HOST_DEVICE Dual(float value) : value(value), derivative(0) {}
+  // From whatever becomes a float: numbers, and elements of 8 and 16 bits.
+  template <class Number>
+  TILEWRIGHT_HOST_DEVICE Dual(Number value) : value(static_cast<float>(value)), derivative(0) {}
   TILEWRIGHT_HOST_DEVICE Dual(float value, float derivative)
       : value(value), derivative(derivative) {}
 

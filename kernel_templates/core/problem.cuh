@@ -30,6 +30,11 @@ struct Problem {
 struct LengthsUniform {
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static void Apply(Problem&, const Params&) {}
+  // Rows of K and V that belong to the sequence, also where seqused_kv ends it earlier.
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static i64 StoredKeys(const Problem& problem, const Params&) {
+    return problem.seqlen_kv;
+  }
 };
 
 // Any of the arrays may be null: what it would say then stays as in the dense case.
@@ -50,6 +55,12 @@ struct LengthsVarlen {
     if (varlen.seqused_kv != nullptr) {
       problem.seqlen_kv = Min(problem.seqlen_kv, varlen.seqused_kv[problem.b]);
     }
+  }
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static i64 StoredKeys(const Problem& problem, const Params& params) {
+    const i32* cu_seqlens_kv = params.varlen.cu_seqlens_kv;
+    if (cu_seqlens_kv == nullptr) return params.core.seqlen_kv;
+    return cu_seqlens_kv[problem.b + 1] - cu_seqlens_kv[problem.b];
   }
 };
 

@@ -17,6 +17,8 @@ TILEWRIGHT_HOST_DEVICE i64 BiasOffset(const abi::BiasArgs& bias, const Problem& 
 
 template <int kTerm, class Element>
 struct ScoreBias {
+  static constexpr bool kHasSlopeOne = true;
+
   template <class Scalar, class Params>
   TILEWRIGHT_HOST_DEVICE static Scalar Apply(Scalar score, const Problem& problem, i64 i, i64 j,
                                              const Params& params) {

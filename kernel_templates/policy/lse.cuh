@@ -18,6 +18,19 @@ struct LseStored {
     if (kEmptyIsPlusInfinity && lse == -Infinity()) return Infinity();
     return kBaseTwo ? lse * kLog2OfE : lse;
   }
+  // The natural LSE that `stored` stands for, for a backward pass: +inf for a row without keys, and
+  // NaN for the +inf of a row that had a score of +inf.
+  TILEWRIGHT_HOST_DEVICE static float Natural(float stored) {
+    if (stored == -Infinity()) return Infinity();
+    if (stored == Infinity()) return kEmptyIsPlusInfinity ? Infinity() : Infinity() - Infinity();
+    return kBaseTwo ? stored * kLn2 : stored;
+  }
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static float Load(const Problem& problem, i64 i, const Params& params) {
+    const abi::AttnFwdParams& core = params.core;
+    return Natural(core.lse[problem.q_batch * core.lse_stride_batch +
+                            problem.h * core.lse_stride_head + problem.q_row + i]);
+  }
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static void Store(float lse, const Problem& problem, i64 i,
                                            const Params& params) {

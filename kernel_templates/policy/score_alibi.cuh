@@ -10,6 +10,8 @@ namespace tilewright {
 
 template <Align kAlign>
 struct ScoreAlibi {
+  static constexpr bool kHasSlopeOne = true;
+
   // Distances are summed in fp32, where those below 2^24 are exact.
   struct Row {
     float slope;

@@ -2,9 +2,16 @@
 // mask keeps only: memory that belongs to other keys is not read.
 //
 //   Apply(score, problem, i, j, params) -> the new score
+//   kHasSlopeOne
+//     whether the new score is the old one plus something that does not depend on it
+//   kHasOwnGradient
+//     (without slope one) whether the derivative is not that of Apply but what follows
+//   Gradient(score, d_score, adds, problem, i, j, params) -> gradient of `score`
+//     of the score that Apply was given, from the gradient of the new one. It may add to the
+//     gradients of arrays, if `adds`: a backward pass computes it more than once for a pair.
 //
-// Scalar is float in a forward pass; a backward pass may instantiate the chain with a type that
-// carries a derivative, so policies use operators and the functions of core/math.cuh on it.
+// Scalar is float in a forward pass and Dual in a backward pass, so policies use operators and the
+// functions of core/math.cuh on it. Only the last policy of a chain may have a gradient of its own.
 //
 // Two refinements that a policy may offer, and that families with many scores a thread use:
 //   struct Row { Row(problem, i, first_key, params); float Apply(score, column) const; };
@@ -15,6 +22,7 @@
 #ifndef TILEWRIGHT_POLICY_SCORE_CHAIN_CUH_
 #define TILEWRIGHT_POLICY_SCORE_CHAIN_CUH_
 
+#include "core/dual.cuh"
 #include "core/problem.cuh"
 
 namespace tilewright {
@@ -50,10 +58,27 @@ concept IsPointwise = requires {
   Score::kPointwise;
 };
 
+// A score and how it came about.
+struct ScorePoint {
+  float score;
+  // Derivatives of the score (of what the last policy was given, if that has its own gradient).
+  float by_dot;   // scale * dot
+  float by_bias;  // the sum of bias terms and ALiBi
+  float before_last;
+};
+
+// Gradients of what the score depends on.
+struct ScoreGradient {
+  float dot;   // of scale * dot
+  float bias;  // of the sum of bias terms and ALiBi
+};
+
 template <class... Scores>
 struct ScoreChain {
   // Whether a score is the scaled product and nothing else, the scale being positive.
   static constexpr bool kIdentity = sizeof...(Scores) == 0;
+  // Whether all derivatives are 1.
+  static constexpr bool kHasSlopeOne = (Scores::kHasSlopeOne && ...);
 
   // Whether the chain is one policy with ApplyToAll.
   static constexpr bool kIsPointwise = sizeof...(Scores) == 1 && (IsPointwise<Scores> && ...);
@@ -85,6 +110,69 @@ struct ScoreChain {
                                              [[maybe_unused]] const Params& params) {
     ((score = Scores::Apply(score, problem, i, j, params)), ...);
     return score;
+  }
+
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static ScorePoint Differentiate(float score,
+                                                         [[maybe_unused]] const Problem& problem,
+                                                         [[maybe_unused]] i64 i,
+                                                         [[maybe_unused]] i64 j,
+                                                         [[maybe_unused]] const Params& params) {
+    Walk walk;
+    walk.score = {score, 1};
+    (walk.template Step<Scores>(problem, i, j, params), ...);
+    const float after = walk.score.derivative;
+    return {walk.score.value, walk.before_terms * after, after, walk.before_last};
+  }
+
+  // `d_score` is the gradient of point.score.
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static ScoreGradient Gradient(const ScorePoint& point, float d_score,
+                                                       [[maybe_unused]] bool adds,
+                                                       [[maybe_unused]] const Problem& problem,
+                                                       [[maybe_unused]] i64 i,
+                                                       [[maybe_unused]] i64 j,
+                                                       [[maybe_unused]] const Params& params) {
+    ((d_score = ThroughOwn<Scores>(point, d_score, adds, problem, i, j, params)), ...);
+    return {d_score * point.by_dot, d_score * point.by_bias};
+  }
+
+ private:
+  // The derivative is by scale * dot up to the first term that is added, by the terms after it.
+  struct Walk {
+    Dual score = 0;
+    float before_terms = 1;
+    float before_last = 0;
+    bool at_terms = false;
+
+    template <class Score, class Params>
+    TILEWRIGHT_HOST_DEVICE void Step(const Problem& problem, i64 i, i64 j, const Params& params) {
+      if constexpr (Score::kHasSlopeOne) {
+        if (!at_terms) {
+          before_terms = score.derivative;
+          score.derivative = 1;
+          at_terms = true;
+        }
+        score.value = Score::Apply(score.value, problem, i, j, params);
+      } else if constexpr (Score::kHasOwnGradient) {
+        before_last = score.value;
+        score.value = Score::Apply(score.value, problem, i, j, params);
+      } else {
+        score = Score::Apply(score, problem, i, j, params);
+      }
+    }
+  };
+
+  template <class Score, class Params>
+  TILEWRIGHT_HOST_DEVICE static float ThroughOwn(const ScorePoint& point, float d_score, bool adds,
+                                                 const Problem& problem, i64 i, i64 j,
+                                                 const Params& params) {
+    if constexpr (!Score::kHasSlopeOne) {
+      if constexpr (Score::kHasOwnGradient) {
+        return Score::Gradient(point.before_last, d_score, adds, problem, i, j, params);
+      }
+    }
+    return d_score;
   }
 };
 

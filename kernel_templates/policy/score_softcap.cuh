@@ -9,6 +9,9 @@
 namespace tilewright {
 
 struct ScoreSoftcap {
+  static constexpr bool kHasSlopeOne = false;
+  static constexpr bool kHasOwnGradient = false;
+
   static constexpr bool kPointwise = true;
 
   template <class Params>

@@ -9,6 +9,8 @@
 namespace tilewright {
 
 struct ScoreUnfolded {
+  static constexpr bool kHasSlopeOne = true;
+
   template <class Scalar, class Params>
   TILEWRIGHT_HOST_DEVICE static Scalar Apply(Scalar score, const Problem&, i64, i64,
                                              const Params&) {
