@@ -90,6 +90,20 @@ constexpr std::string_view kSplitSpecs[] = {
     "fwd bf16 b=1 h=2 s=256/8192 d=256 window=4095,0 softcap=20",
 };
 
+// Of a backward, with s= and d= left out.
+constexpr std::string_view kBwdFeatures[] = {
+    "bf16 h=8",
+    "fp16 h=8/1 causal",
+    "bf16 h=8 causal deterministic",
+    "bf16 h=8/2 window=127,0 softcap=30 alibi alibi_grad sinks sinks_grad",
+    "fp16 h=8 bias=fp16:1,8,512,512:grad bias=bool:2,1,1,512 varlen",
+    "bf16 h=8 dropout=0.1 bias=bf16:1,8,512,512:grad softcap=5 softcap_before_bias deterministic",
+    "bf16 h=8 block_mask=128,128",
+    "bf16 h=8 score=@score mask=@mask array=table:bf16 array=ids:int32 array=codes:int8 "
+    "array=flags:bool scalar=gain:float scalar=period:int64",
+};
+constexpr std::string_view kBwdDims[] = {"8", "33", "64", "72", "96", "128", "192/128", "256"};
+
 struct Case {
   plan::Family family;  // a companion's: that kernel of the plan
   std::string spec;
@@ -99,9 +113,10 @@ struct Case {
   }
 };
 
-std::string SpecText(std::string_view feature, std::string_view dims) {
+std::string SpecText(std::string_view feature, std::string_view dims,
+                     const char* operation = "fwd ") {
   const size_t space = feature.find(' ');
-  return absl::StrCat("fwd ", std::string(feature.substr(0, space)),
+  return absl::StrCat(operation, std::string(feature.substr(0, space)),
                       " b=2 s=512 d=", std::string(dims), std::string(feature.substr(space)));
 }
 
@@ -159,10 +174,38 @@ void AddSplitCases(std::vector<Case>& cases) {
   }
 }
 
+// Every feature at one dim, every dim with the plain features, every target with one of each.
+void AddBwdCases(std::vector<Case>& cases) {
+  const auto add = [&](plan::Family family, std::string_view feature, std::string_view dims,
+                       std::string_view target) {
+    cases.push_back({family, SpecText(feature, dims, "bwd "), std::string(target)});
+  };
+  for (std::string_view feature : kBwdFeatures) {
+    add(plan::Family::kBwdSm80, feature, "64", "sm_90a");
+    add(plan::Family::kBwdSimple, feature, "64", "sm_90a");
+  }
+  for (std::string_view dims : kBwdDims) {
+    add(plan::Family::kBwdSm80, kBwdFeatures[1], dims, "sm_90a");
+    add(plan::Family::kBwdSm80, kBwdFeatures[0], dims, "sm_86");
+  }
+  add(plan::Family::kBwdSm80, kBwdFeatures[3], "128", "sm_90a");
+  for (std::string_view target : {"sm_80", "sm_120a"}) {
+    add(plan::Family::kBwdSm80, kBwdFeatures[2], "128", target);
+  }
+  for (std::string_view dims : {"1", "576/512"}) {
+    add(plan::Family::kBwdSimple, kBwdFeatures[1], dims, "sm_75");
+  }
+  for (const plan::Family family :
+       {plan::Family::kBwdPrep, plan::Family::kBwdFinish, plan::Family::kBwdTerms}) {
+    add(family, kBwdFeatures[5], "72", "sm_90a");
+  }
+}
+
 std::vector<Case> Matrix() {
   std::vector<Case> cases;
   AddSm80Cases(cases);
   AddSm90Cases(cases);
+  AddBwdCases(cases);
   AddSplitCases(cases);
   const auto add = [&](std::string_view feature, std::string_view dims, std::string_view target) {
     cases.push_back({plan::Family::kFwdSimple, SpecText(feature, dims), std::string(target)});
@@ -205,8 +248,10 @@ absl::StatusOr<Compiled> CompileSpec(const AttentionSpec& spec, std::string_view
   TILEWRIGHT_ASSIGN_OR_RETURN(const arch::ArchTraits traits, arch::FindArchTraits(target));
   TILEWRIGHT_ASSIGN_OR_RETURN(const arch::BoardProfile board,
                               arch::DefaultBoardProfile(traits.target));
-  // The only family of these tests whose plans have companions.
-  const plan::Family main = plan::IsCompanion(family) ? plan::Family::kFwdSm80 : family;
+  // The families of these tests whose plans have companions.
+  const bool backward = spec.operation == Operation::kBackward;
+  const plan::Family of_companion = backward ? plan::Family::kBwdSm80 : plan::Family::kFwdSm80;
+  const plan::Family main = plan::IsCompanion(family) ? of_companion : family;
   TILEWRIGHT_ASSIGN_OR_RETURN(
       const plan::Decision decision,
       plan::Best({.spec = spec, .traits = traits, .board = board, .family = main}));

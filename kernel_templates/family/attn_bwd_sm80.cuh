@@ -31,7 +31,6 @@
 #define TILEWRIGHT_FAMILY_ATTN_BWD_SM80_CUH_
 
 #include "abi/attn_bwd_params.h"
-#include "core/accumulate.cuh"
 #include "core/concepts.cuh"
 #include "core/convert.cuh"
 #include "core/math.cuh"
@@ -49,6 +48,7 @@
 #include "policy/scale.cuh"
 #include "policy/score_chain.cuh"
 #include "policy/sink.cuh"
+#include "ptx/global_memory.cuh"
 #include "ptx/named_barrier.cuh"
 #include "ptx/special.cuh"
 
@@ -75,9 +75,6 @@ struct Shape {
   static constexpr int kDkTiles = static_cast<int>(CeilDiv(kQkTiles, kSplit));
   static constexpr int kDvTiles = static_cast<int>(CeilDiv(kVTiles, kSplit));
   static constexpr int kDqRowTiles = Config::kBlockM / 16 / Config::kDqRowWarps;
-  // Whether P is done before dP begins. Their two products and a shared softmax keep the tensor
-  // cores busier, but with large tiles both do not leave room for operands to be loaded ahead.
-  static constexpr bool kWeightsFirst = kKeyTiles * kRowTiles > 8;
   static constexpr int kDqTiles =
       static_cast<int>(CeilDiv(kQkTiles, Config::kWarps / Config::kDqRowWarps));
 };
@@ -322,9 +319,10 @@ struct KeyTile {
 #pragma unroll
       for (int t = 0; t < Config::kBiasGradients; ++t) {
         const abi::BiasGradientArgs& term = params.bias_gradients[t];
-        Accumulate(term.data + problem.b / term.batch_div % term.batch_mod * term.stride_batch +
-                       problem.h * term.stride_head + i * term.stride_q + j * term.stride_kv,
-                   gradient.bias);
+        ptx::red_global_add_f32(
+            term.data + problem.b / term.batch_div % term.batch_mod * term.stride_batch +
+                problem.h * term.stride_head + i * term.stride_q + j * term.stride_kv,
+            gradient.bias);
       }
     }
     if constexpr (kAddsToSlopes) {
@@ -433,28 +431,14 @@ struct KeyTile {
     if constexpr (Config::kDeterministic) last_turn = TurnAt(problem, m);
   }
 
-  // From S to P in shared memory.
-  __device__ __forceinline__ void StoreWeights(Fragments<Config>& s, Points& points, int stage,
-                                               const Step& step) {
-    const i64 q_begin = step.m * Config::kBlockM;
-    if (IsFull(step.m)) {
-      Weights<true>(s, points, stage, q_begin);
-    } else {
-      Weights<false>(s, points, stage, q_begin);
-    }
+  // From the products to P and dS in shared memory.
+  template <bool full>
+  __device__ __forceinline__ void Softmax(Fragments<Config>& s, Fragments<Config>& dp, int stage,
+                                          i64 q_begin) {
+    Points points;
+    Weights<full>(s, points, stage, q_begin);
     StoreOperand(shared.p, s, /*is_weight=*/true);
-  }
-
-  // From dP to dS in shared memory.
-  __device__ __forceinline__ void StoreScoreGradients(const Fragments<Config>& s,
-                                                      Fragments<Config>& dp, const Points& points,
-                                                      int stage, const Step& step) {
-    const i64 q_begin = step.m * Config::kBlockM;
-    if (IsFull(step.m)) {
-      ScoreGradients<true>(s, dp, points, stage, q_begin);
-    } else {
-      ScoreGradients<false>(s, dp, points, stage, q_begin);
-    }
+    ScoreGradients<full>(s, dp, points, stage, q_begin);
     StoreOperand(shared.ds[stage], dp, /*is_weight=*/false);
   }
 
@@ -467,19 +451,21 @@ struct KeyTile {
     SetHead(step.g);
     if constexpr (Config::kDeterministic) AskForTurn(step.m);
     Fragments<Config> s, dp;
-    Points points;
     Clear(s);
     Multiply<Element, kAlong, kAlong, RoundUp(Config::kHeadDimQk, 16) / 16, Shared::kPitchQk,
              Shared::kPitchQk>(s, LeftAddress<kAlong>(shared.k, warp_key, 0),
                                RightAddress<kAlong>(shared.q[stage], warp_row, 0));
-    if constexpr (S::kWeightsFirst) StoreWeights(s, points, stage, step);
     Clear(dp);
     Multiply<Element, kAlong, kAlong, RoundUp(Config::kHeadDimV, 16) / 16, Shared::kPitchV,
              Shared::kPitchV>(dp, LeftAddress<kAlong>(shared.v, warp_key, 0),
                               RightAddress<kAlong>(shared.d_o[stage], warp_row, 0));
     if constexpr (Config::kDeterministic) EndLastTurn();
-    if constexpr (!S::kWeightsFirst) StoreWeights(s, points, stage, step);
-    StoreScoreGradients(s, dp, points, stage, step);
+    const i64 q_begin = step.m * Config::kBlockM;
+    if (IsFull(step.m)) {
+      Softmax<true>(s, dp, stage, q_begin);
+    } else {
+      Softmax<false>(s, dp, stage, q_begin);
+    }
     const int split = static_cast<int>(threadIdx.x / 32) % S::kSplit;
     ptx::bar_sync(1 + static_cast<int>(threadIdx.x / 32) / S::kSplit, S::kSplit * 32);
     Multiply<Element, kAlong, kAcross, Config::kBlockM / 16, Shared::kPitchM, Shared::kPitchV>(
@@ -518,10 +504,10 @@ struct KeyTile {
     d_slope = 0;
     const abi::BiasGradientArgs& slopes = params.alibi_gradient;
     if (threadIdx.x % 32 == 0) {
-      Accumulate(slopes.data +
-                     problem.b / slopes.batch_div % slopes.batch_mod * slopes.stride_batch +
-                     problem.h * slopes.stride_head,
-                 sum);
+      ptx::red_global_add_f32(
+          slopes.data + problem.b / slopes.batch_div % slopes.batch_mod * slopes.stride_batch +
+              problem.h * slopes.stride_head,
+          sum);
     }
   }
 

@@ -27,8 +27,8 @@ AttentionSpec CodeSpec(const AttentionSpec& spec) {
   const bool has_bias = !spec.bias.empty() || spec.alibi;
   code.softcap_before_bias = spec.softcap_before_bias && spec.softcap != 0 && has_bias;
   if (spec.dropout != 0) code.dropout = 0.5f;
-  for (BiasTerm& term : code.bias) term = BiasTerm{.type = term.type};
-  if (!spec.lse) {
+  for (BiasTerm& term : code.bias) term = {.type = term.type, .gradient = term.gradient};
+  if (!spec.lse && spec.operation == Operation::kForward) {
     code.lse_base = LseBase::kE;
     code.empty_lse = EmptyLse::kMinusInf;
   }
@@ -39,8 +39,67 @@ AttentionSpec CodeSpec(const AttentionSpec& spec) {
   return code;
 }
 
+namespace {
+
+// Neither masks nor scores, but what of them attn_bwd_prep clears the gradients of.
+AttentionSpec SpecOfBwdCompanion(const AttentionSpec& spec, const plan::KernelPlan& kernel) {
+  AttentionSpec companion;
+  companion.operation = Operation::kBackward;
+  companion.type = spec.type;
+  companion.batch = spec.batch;
+  companion.heads_q = companion.heads_kv = spec.heads_q;
+  companion.seqlen_q = spec.seqlen_q;
+  companion.dim_qk = spec.dim_qk;
+  companion.varlen = spec.varlen;
+  if (kernel.family == plan::Family::kBwdFinish) {
+    companion.scale = spec.scale;
+    companion.dim_v = spec.dim_qk;
+    return companion;
+  }
+  companion.dim_v = spec.dim_v;
+  companion.strided_innermost = spec.strided_innermost;
+  companion.lse_base = spec.lse_base;
+  companion.empty_lse = spec.empty_lse;
+  const bool has_sums = kernel.block_m != 0;
+  if (!has_sums) companion.dim_qk = 1;
+  companion.deterministic = has_sums && spec.deterministic;
+  if (!has_sums || spec.deterministic) return companion;
+  companion.alibi = companion.alibi_gradient = spec.alibi_gradient;
+  companion.seqlen_kv = spec.seqlen_kv;
+  // All of them: a slot's index is that of the term in the call.
+  companion.bias = spec.bias;
+  return companion;
+}
+
+}  // namespace
+
 AttentionSpec SpecOfKernel(const AttentionSpec& spec, const plan::KernelPlan& kernel) {
-  if (kernel.family != plan::Family::kCombine) return spec;
+  switch (kernel.family) {
+    case plan::Family::kBwdPrep:
+    case plan::Family::kBwdFinish:
+      return SpecOfBwdCompanion(spec, kernel);
+    case plan::Family::kBwdSimple:
+    case plan::Family::kBwdTerms: {
+      AttentionSpec simple = spec;
+      simple.deterministic = false;  // it always is
+      return simple;
+    }
+    case plan::Family::kBwdSm80: {
+      AttentionSpec tensors = spec;
+      tensors.sinks_gradient = false;  // attn_bwd_terms
+      if (spec.deterministic) {
+        tensors.alibi_gradient = false;
+        for (BiasTerm& term : tensors.bias) term.gradient = false;
+      }
+      return tensors;
+    }
+    case plan::Family::kFwdSm90:
+    case plan::Family::kFwdSm80:
+    case plan::Family::kFwdSimple:
+      return spec;
+    case plan::Family::kCombine:
+      break;
+  }
   AttentionSpec combine;
   combine.type = spec::OutType(spec);
   combine.batch = spec.batch;

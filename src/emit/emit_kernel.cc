@@ -1,5 +1,6 @@
 #include "emit/emit_kernel.h"
 
+#include <algorithm>
 #include <set>
 #include <string>
 #include <string_view>
@@ -14,6 +15,7 @@
 #include "emit/param_layout.h"
 #include "emit/user_policy.h"
 #include "emit/wgmma_wrapper.h"
+#include "plan/launch_shape.h"
 #include "spec/canonical.h"
 #include "spec/validate.h"
 
@@ -45,19 +47,24 @@ std::string SpecName(const AttentionSpec& spec) {
   if (DiagonalMaskOf(spec) == DiagonalMask::kWindow) add("window", top_left ? "tl" : "");
   if (spec.block_mask_q != 0) add("blockmask", spec.block_mask_q, "x", spec.block_mask_kv);
   if (spec::EffectiveScale(spec) <= 0) add("unfolded");
+  if (spec.deterministic) add("deterministic");
   if (spec.softcap != 0) add(spec.softcap_before_bias ? "softcapfirst" : "softcap");
-  if (spec.alibi) add("alibi", top_left ? "tl" : "");
-  for (const BiasTerm& term : spec.bias) add("bias", type_name(term.type));
-  if (spec.sinks) add("sinks");
+  if (spec.alibi) add("alibi", top_left ? "tl" : "", spec.alibi_gradient ? "grad" : "");
+  for (const BiasTerm& term : spec.bias) {
+    add("bias", type_name(term.type), term.gradient ? "grad" : "");
+  }
+  if (spec.sinks) add("sinks", spec.sinks_gradient ? "grad" : "");
   if (spec.dropout != 0) add("dropout");
   if (spec.q_scale != ScaleKind::kNone) add("qscale");
   if (spec.kv_scale != ScaleKind::kNone) add("kvscale");
-  if (!spec.score_snippet.empty()) add("score");
+  if (!spec.score_snippet.empty()) {
+    add("score", spec.score_gradient_snippet.empty() ? "" : "grad");
+  }
   if (!spec.mask_snippet.empty()) add("mask");
   if (spec.varlen) add("varlen");
   if (spec.page_size != 0) add("paged", spec.page_size);
   if (spec.strided_innermost) add("strided");
-  if (spec.lse) {
+  if (spec.lse || spec.lse_base != LseBase::kE || spec.empty_lse != EmptyLse::kMinusInf) {
     add("lse", spec.lse_base == LseBase::kTwo ? "2" : "",
         spec.empty_lse == EmptyLse::kPlusInf ? "inf" : "");
   }
@@ -79,7 +86,15 @@ std::string PlanName(const KernelPlan& plan) {
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "r",
                           plan.rows_per_warp, "p", plan.panel);
     case Family::kCombine:
+    case Family::kBwdPrep:
+    case Family::kBwdFinish:
       return absl::StrCat("m", plan.block_m, "w", plan.warps);
+    case Family::kBwdSimple:
+    case Family::kBwdTerms:
+      return absl::StrCat("m", plan.block_m, "w", plan.warps, "p", plan.panel);
+    case Family::kBwdSm80:
+      return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "k",
+                          plan.key_warps, "q", plan.dq_row_warps, "s", plan.stages);
   }
   return "";
 }
@@ -101,6 +116,25 @@ Member MemberOf(const ParamSlot& slot, const AttentionSpec& spec) {
   switch (slot.kind) {
     case ParamSlotKind::kCore:
       return {"abi::AttnFwdParams core", "core"};
+    case ParamSlotKind::kGradients:
+      return {"abi::AttnBwdParams gradients", "gradients"};
+    case ParamSlotKind::kBiasGradient: {
+      int count = 0, place = 0;
+      for (size_t n = 0; n < spec.bias.size(); ++n) {
+        if (static_cast<int>(n) == slot.index) place = count;
+        if (spec.bias[n].gradient) ++count;
+      }
+      return {place == 0 ? absl::StrCat("abi::BiasGradientArgs bias_gradients[", count, "]") : "",
+              absl::StrCat("bias_gradients[", place, "]")};
+    }
+    case ParamSlotKind::kAlibiGradient:
+      return {"abi::BiasGradientArgs alibi_gradient", "alibi_gradient"};
+    case ParamSlotKind::kSinksGradient:
+      return {"abi::SinkGradientArgs sinks_gradient", "sinks_gradient"};
+    case ParamSlotKind::kUserArrayGradient: {
+      const std::string name = absl::StrCat("d_user_", spec.snippet_arrays[slot.index].name);
+      return {absl::StrCat("float* ", name), name};
+    }
     case ParamSlotKind::kWindow:
       return {"abi::WindowArgs window", "window"};
     case ParamSlotKind::kVarlen:
@@ -200,6 +234,19 @@ class Policies {
         .Using("Lse", LseType());
   }
 
+  // What a backward family asks besides.
+  void WriteGradients(ConfigWriter& config) const {
+    const auto biases = std::count_if(spec_.bias.begin(), spec_.bias.end(),
+                                      [](const BiasTerm& term) { return term.gradient; });
+    config.Section("gradients")
+        .Int("kBiasGradients", static_cast<int64_t>(biases))
+        .Using("AlibiGradient", spec_.alibi_gradient ? absl::StrCat("AlibiGradientOf<", align_, ">")
+                                                     : "AlibiGradientNone")
+        .Bool("kSinksGradient", spec_.sinks_gradient)
+        .Bool("kHasScoreGradient", !spec_.score_gradient_snippet.empty())
+        .Bool("kDeterministic", spec_.deterministic);
+  }
+
   // What attn_combine needs of them.
   void WriteForRows(ConfigWriter& config) const {
     config.Using("Lengths", spec_.varlen ? "LengthsVarlen" : "LengthsUniform")
@@ -250,7 +297,7 @@ class Policies {
   }
 
   std::string LseType() const {
-    if (!spec_.lse) return "LseNone";
+    if (!spec_.lse && spec_.operation == Operation::kForward) return "LseNone";
     return absl::StrCat("LseStored<", spec_.lse_base == LseBase::kTwo ? "true" : "false", ", ",
                         spec_.empty_lse == EmptyLse::kPlusInf ? "true" : "false", ">");
   }
@@ -312,7 +359,18 @@ void WritePlan(const KernelPlan& plan, ConfigWriter& config) {
     case Family::kFwdSimple:
       config.Int("kPanel", plan.panel);
       break;
+    case Family::kBwdSm80:
+      config.Int("kKeyWarps", plan.key_warps)
+          .Int("kDqRowWarps", plan.dq_row_warps)
+          .Int("kStages", plan.stages);
+      break;
+    case Family::kBwdSimple:
+    case Family::kBwdTerms:
+      config.Int("kPanel", plan.panel).Bool("kWritesTensors", plan.family == Family::kBwdSimple);
+      break;
     case Family::kCombine:
+    case Family::kBwdPrep:
+    case Family::kBwdFinish:
       break;
   }
 }
@@ -346,8 +404,12 @@ std::string ConfigText(const AttentionSpec& spec, const KernelPlan& plan,
       .Int64("kSeqlenKv", spec.exact ? spec.seqlen_kv : 0)
       .Section("plan");
   WritePlan(plan, config);
+  if (plan.family == Family::kBwdPrep) {
+    config.Int("kDqSumsOfTile", plan::DqSumsOfTile(plan.block_m, spec.dim_qk));
+  }
   config.Section("policies");
   policies.Write(config);
+  if (spec.operation == Operation::kBackward) policies.WriteGradients(config);
   return config.Finish("Config");
 }
 
@@ -366,6 +428,15 @@ FamilyText TextOf(Family family) {
       return {.header = "family/attn_fwd_sm80.cuh", .scope = "fwd_sm80"};
     case Family::kFwdSimple:
       return {.header = "family/attn_fwd_simple.cuh", .scope = "fwd_simple"};
+    case Family::kBwdSm80:
+      return {.header = "family/attn_bwd_sm80.cuh", .scope = "bwd_sm80"};
+    case Family::kBwdSimple:
+    case Family::kBwdTerms:
+      return {.header = "family/attn_bwd_simple.cuh", .scope = "bwd_simple"};
+    case Family::kBwdPrep:
+      return {.header = "family/attn_bwd_prep.cuh", .scope = "bwd_prep"};
+    case Family::kBwdFinish:
+      return {.header = "family/attn_bwd_finish.cuh", .scope = "bwd_finish"};
     case Family::kCombine:
       return {.header = "family/attn_combine.cuh", .scope = "combine"};
   }
@@ -391,9 +462,6 @@ std::string HeaderComment(const AttentionSpec& spec, const KernelPlan& plan) {
 
 absl::StatusOr<artifact::KernelSource> EmitKernel(const AttentionSpec& full_spec,
                                                   const KernelPlan& full_plan) {
-  if (full_spec.operation != Operation::kForward) {
-    return absl::UnimplementedError("operation = bwd: no family computes it");
-  }
   // Nothing below sees the run-time sizes.
   const AttentionSpec spec = CodeSpec(SpecOfKernel(full_spec, full_plan));
   KernelPlan plan = full_plan;

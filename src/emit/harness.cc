@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "emit/device_types.h"
 #include "emit/param_layout.h"
+#include "plan/launch_shape.h"
 #include "spec/validate.h"
 
 namespace tilewright::emit {
@@ -149,7 +150,7 @@ std::string CoreText(const AttentionSpec& spec, const Sizes& sizes) {
                  spec.dim_v),
       TensorText("o", spec::OutType(spec), layout, spec.batch, spec.seqlen_q, spec.heads_q,
                  spec.dim_v));
-  if (spec.lse) {
+  if (spec.lse || spec.operation == Operation::kBackward) {
     absl::StrAppend(&text, "  params.core.lse = Random<float>(",
                     spec.batch * spec.heads_q * spec.seqlen_q, ");\n",
                     "  params.core.lse_stride_batch = ", spec.heads_q * spec.seqlen_q, ";\n",
@@ -196,8 +197,75 @@ std::string ScaleText(std::string_view name) {
   return absl::StrCat("  params.", Piece(name), " = {Counted<float>(1, 1, 0), 0, 0, 0};\n");
 }
 
-std::string SlotText(const AttentionSpec& spec, const Sizes& sizes, const ParamSlot& slot) {
+// Scratch memory is zero, and so are O and the LSE: what the gradients are is not looked at.
+std::string GradientsText(const AttentionSpec& spec, const plan::KernelPlan& plan) {
+  const Layout layout = spec.layout == Layout::kThd ? Layout::kBshd : spec.layout;
+  const auto tensor = [&](std::string_view name, int64_t rows, int64_t heads, int64_t dim,
+                          bool is_input) {
+    const std::string field = absl::StrCat("  params.gradients.", Piece(name));
+    const int64_t count = spec.batch * rows * heads * dim;
+    return absl::StrCat(
+        field, " = ",
+        is_input
+            ? absl::StrCat("Random<", Piece(DeviceTypeName(spec::OutType(spec))), ">(", count, ")")
+            : absl::StrCat("Allocate(", count * spec::ElementBytes(spec.type), ")"),
+        ";\n", field,
+        "_strides = ", StridesText(DenseStrides(layout, spec.batch, rows, heads, dim)), ";\n");
+  };
+  AttentionArgs args;
+  args.batch = spec.batch;
+  args.seqlen_q = spec.seqlen_q;
+  const int64_t rows = spec.batch * spec.heads_q * spec.seqlen_q;
+  const int block_m = plan.family == plan::Family::kBwdSm80 ? plan.block_m : 1;
+  const int64_t tiles_of_head = plan::DqTilesOfHead(block_m, spec, args);
+  const int64_t tiles = spec.batch * spec.heads_q * tiles_of_head;
+  return absl::StrCat(tensor("d_o", spec.seqlen_q, spec.heads_q, spec.dim_v, true),
+                      tensor("d_q", spec.seqlen_q, spec.heads_q, spec.dim_qk, false),
+                      tensor("d_k", spec.seqlen_kv, spec.heads_kv, spec.dim_qk, false),
+                      tensor("d_v", spec.seqlen_kv, spec.heads_kv, spec.dim_v, false),
+                      "  params.gradients.row_stats = static_cast<abi::RowStats*>(Allocate(",
+                      rows * 8, "));\n", "  params.gradients.stats_rows = ", spec.seqlen_q, ";\n",
+                      "  params.gradients.dq_sums = static_cast<float*>(Allocate(",
+                      tiles * plan::DqSumsOfTile(block_m, spec.dim_qk) * 4, "));\n",
+                      "  params.gradients.dq_turns = static_cast<i32*>(Allocate(", (tiles + 1) * 4,
+                      "));\n", "  params.gradients.tiles_of_head = ", tiles_of_head, ";\n",
+                      "  params.gradients.sums_batches = ", spec.batch, ";\n");
+}
+
+// Of a term, or of slopes (one for each head).
+std::string BiasGradientText(const AttentionSpec& spec, const std::string& field,
+                             const BiasTerm& term) {
+  const int64_t head = term.seqlen_q * term.seqlen_kv;
+  const auto stride = [](int64_t extent, int64_t step) { return extent == 1 ? 0 : step; };
+  const int64_t division =
+      term.batch_map == BatchMap::kDiv ? std::max<int64_t>(spec.batch / term.batch, 1) : 1;
+  return absl::StrCat("  params.", field, " = {static_cast<float*>(Allocate(",
+                      term.batch * term.heads * head * 4, ")), ",
+                      stride(term.batch, term.heads * head), ", ", stride(term.heads, head), ", ",
+                      stride(term.seqlen_q, term.seqlen_kv), ", ", stride(term.seqlen_kv, 1), ", ",
+                      term.batch, ", ", term.heads, ", ", term.seqlen_q, ", ", term.seqlen_kv, ", ",
+                      division, ", ", term.batch, "};\n");
+}
+
+std::string SlotText(const AttentionSpec& spec, const Sizes& sizes, const plan::KernelPlan& plan,
+                     const ParamSlot& slot) {
   switch (slot.kind) {
+    case ParamSlotKind::kGradients:
+      return GradientsText(spec, plan);
+    case ParamSlotKind::kBiasGradient: {
+      int place = 0;
+      for (int n = 0; n < slot.index; ++n) place += spec.bias[n].gradient ? 1 : 0;
+      return BiasGradientText(spec, absl::StrCat("bias_gradients[", place, "]"),
+                              spec.bias[slot.index]);
+    }
+    case ParamSlotKind::kAlibiGradient:
+      return BiasGradientText(spec, "alibi_gradient", {.heads = spec.heads_q});
+    case ParamSlotKind::kSinksGradient:
+      return absl::StrCat("  params.sinks_gradient = {static_cast<float*>(Allocate(",
+                          spec.heads_q * 4, "))};\n");
+    case ParamSlotKind::kUserArrayGradient:
+      return absl::StrCat("  params.d_user_", spec.snippet_arrays[slot.index].name,
+                          " = static_cast<float*>(Allocate(1 << 20));\n");
     case ParamSlotKind::kCore:
       return CoreText(spec, sizes);
     case ParamSlotKind::kWindow:
@@ -271,7 +339,7 @@ artifact::SourceFile HarnessProgram(const AttentionSpec& spec, const plan::Kerne
   const Sizes sizes(spec);
   std::string arguments;
   for (const ParamSlot& slot : MakeParamLayout(spec, plan).slots) {
-    absl::StrAppend(&arguments, SlotText(spec, sizes, slot));
+    absl::StrAppend(&arguments, SlotText(spec, sizes, plan, slot));
   }
   const int64_t clusters = std::max(plan.cluster, 1);
   const int64_t tile_rows = plan.block_m * clusters;
@@ -285,6 +353,14 @@ artifact::SourceFile HarnessProgram(const AttentionSpec& spec, const plan::Kerne
                     ";\n  params.sm90.heads = ", spec.batch * spec.heads_q,
                     ";\n  params.sm90.section_heads = 1;\n");
   }
+  AttentionArgs args;
+  args.batch = spec.batch;
+  args.seqlen_q = spec.seqlen_q;
+  args.seqlen_kv = spec.seqlen_kv;
+  // Companions and backward families count other things than tiles of rows.
+  const int64_t grid = spec.operation == Operation::kForward
+                           ? std::clamp<int64_t>(tiles, 1, 0x7fffffff / clusters) * clusters
+                           : int64_t{plan::ComputeLaunchShape(plan, spec, args).grid};
   const int64_t out_bytes = spec.batch * spec.seqlen_q * spec.heads_q * spec.dim_v *
                             spec::ElementBytes(spec::OutType(spec));
   return {.name = "main.cu",
@@ -296,9 +372,8 @@ artifact::SourceFile HarnessProgram(const AttentionSpec& spec, const plan::Kerne
               kHelpers, "\nint main() {\n  using namespace tilewright;\n  const auto kernel = &",
               source.entry_name, ";\n  constexpr int kSmemBytes = ", plan.smem_bytes,
               ";\n  constexpr int kThreads = ", plan.threads(), ";\n  constexpr unsigned kGrid = ",
-              std::clamp<int64_t>(tiles, 1, 0x7fffffff / clusters) * clusters,
-              ";\n  constexpr long long kOutBytes = ", out_bytes, ";\n  Params params = {};\n",
-              arguments, kLaunch)};
+              std::max<int64_t>(grid, 1), ";\n  constexpr long long kOutBytes = ", out_bytes,
+              ";\n  Params params = {};\n", arguments, kLaunch)};
 }
 
 }  // namespace tilewright::emit

@@ -1,5 +1,6 @@
 #include "emit/param_layout.h"
 
+#include "abi/attn_bwd_params.h"
 #include "abi/attn_fwd_params.h"
 #include "abi/policy_args.h"
 #include "abi/tensor_map.h"
@@ -18,6 +19,7 @@ ParamLayout MakeParamLayout(const AttentionSpec& spec, const plan::KernelPlan& k
   };
   using Kind = ParamSlotKind;
   add(true, Kind::kCore, sizeof(abi::AttnFwdParams));
+  add(spec.operation == Operation::kBackward, Kind::kGradients, sizeof(abi::AttnBwdParams));
   add(DiagonalMaskOf(spec) == DiagonalMask::kWindow, Kind::kWindow, sizeof(abi::WindowArgs));
   add(spec.varlen, Kind::kVarlen, sizeof(abi::VarlenArgs));
   add(spec.page_size != 0, Kind::kPageTable, sizeof(abi::PageTableArgs));
@@ -37,6 +39,18 @@ ParamLayout MakeParamLayout(const AttentionSpec& spec, const plan::KernelPlan& k
   }
   for (size_t n = 0; n < spec.snippet_scalars.size(); ++n) {
     add(true, Kind::kUserScalar, sizeof(SnippetValue), static_cast<int>(n));
+  }
+  if (spec.operation == Operation::kBackward) {
+    for (size_t n = 0; n < spec.bias.size(); ++n) {
+      add(spec.bias[n].gradient, Kind::kBiasGradient, sizeof(abi::BiasGradientArgs),
+          static_cast<int>(n));
+    }
+    add(spec.alibi_gradient, Kind::kAlibiGradient, sizeof(abi::BiasGradientArgs));
+    add(spec.sinks_gradient, Kind::kSinksGradient, sizeof(abi::SinkGradientArgs));
+    for (size_t n = 0; n < spec.snippet_arrays.size(); ++n) {
+      add(spec.snippet_arrays[n].gradient, Kind::kUserArrayGradient, sizeof(float*),
+          static_cast<int>(n));
+    }
   }
   add(kernel.split || kernel.family == plan::Family::kCombine, Kind::kParts,
       sizeof(abi::PartsArgs));

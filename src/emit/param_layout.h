@@ -13,6 +13,7 @@ namespace tilewright::emit {
 
 enum class ParamSlotKind {
   kCore,       // abi::AttnFwdParams, always first
+  kGradients,  // abi::AttnBwdParams
   kWindow,     // abi::WindowArgs
   kVarlen,     // abi::VarlenArgs
   kPageTable,  // abi::PageTableArgs
@@ -25,10 +26,14 @@ enum class ParamSlotKind {
   kKScale,
   kVScale,
   kDropout,
-  kUserArray,   // one pointer, `index` is the array
-  kUserScalar,  // 8 bytes: float in the low four, or int64
-  kParts,       // abi::PartsArgs
-  kFwdSm90,     // abi::FwdSm90Args, on a multiple of 64
+  kUserArray,     // one pointer, `index` is the array
+  kBiasGradient,  // abi::BiasGradientArgs, one per term with a gradient, `index` is the term
+  kAlibiGradient,
+  kSinksGradient,
+  kUserArrayGradient,  // one pointer, `index` is the array
+  kUserScalar,         // 8 bytes: float in the low four, or int64
+  kParts,              // abi::PartsArgs
+  kFwdSm90,            // abi::FwdSm90Args, on a multiple of 64
 };
 
 struct ParamSlot {

@@ -113,15 +113,41 @@ artifact::SourceFile UserScorePolicy(const AttentionSpec& spec) {
       "// The caller's score rule.\n"
       "#ifndef TILEWRIGHT_USER_SCORE_MOD_CUH_\n"
       "#define TILEWRIGHT_USER_SCORE_MOD_CUH_\n\n"
+      "#include \"core/accumulate.cuh\"\n"
       "#include \"core/convert.cuh\"\n"
       "#include \"policy/score_chain.cuh\"\n\n"
       "namespace tilewright {\n\n"
       "struct ScoreUser {\n"
+      "  static constexpr bool kHasSlopeOne = false;\n"
+      "  static constexpr bool kHasOwnGradient = ",
+      spec.score_gradient_snippet.empty() ? "false" : "true",
+      ";\n\n"
       "  template <class Scalar, class Params>\n"
       "  TILEWRIGHT_HOST_DEVICE static Scalar Apply(\n"
       "      [[maybe_unused]] Scalar score, ",
       kArguments, ")", OpenScopes(spec));
   AppendSnippet(spec.score_snippet, "score_snippet", "Scalar", kUserScoreHeader, &text);
+  if (!spec.score_gradient_snippet.empty()) {
+    absl::StrAppend(
+        &text,
+        "  template <class Params>\n"
+        "  TILEWRIGHT_HOST_DEVICE static float Gradient(\n"
+        "      [[maybe_unused]] const float score, [[maybe_unused]] const float d_score,\n"
+        "      [[maybe_unused]] const bool adds__, ",
+        kArguments, ")", OpenScopes(spec));
+    for (const SnippetArray& array : spec.snippet_arrays) {
+      if (!array.gradient) continue;
+      absl::StrAppend(&text, "      [[maybe_unused]] float* const d_", array.name,
+                      " = params__.d_user_", array.name, ";\n");
+    }
+    absl::StrAppend(&text,
+                    "      [[maybe_unused]] const auto Accumulate = [adds__](float* at__, float "
+                    "value__) {\n"
+                    "        if (adds__) ::tilewright::Accumulate(at__, value__);\n"
+                    "      };\n");
+    AppendSnippet(spec.score_gradient_snippet, "score_gradient_snippet", "float", kUserScoreHeader,
+                  &text);
+  }
   absl::StrAppend(&text,
                   "};\n\n}  // namespace tilewright\n\n"
                   "#endif  // TILEWRIGHT_USER_SCORE_MOD_CUH_\n");

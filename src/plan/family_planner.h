@@ -31,6 +31,7 @@ struct FamilyRow {
   Family family;
   bool last_resort;
   FamilyPlanner plan;
+  Operation operation = Operation::kForward;  // asked about specs of this one only
 };
 
 // Best() over a table of families; Best itself uses the one in planner.cc.
@@ -64,6 +65,21 @@ int64_t CombineSmemBytes(int warps, int warps_per_row, int64_t dim_v);
 int64_t FwdSm90SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v);
 
 FamilyAnswer PlanFwdSm90(const PlanRequest& request);
+
+// attn_bwd_simple, with attn_bwd_prep before it.
+int64_t BwdSimpleSmemBytes(int block_m, int64_t dim_qk, int64_t dim_v, int panel);
+// Columns of dQ, dK or dV that a block of it sums at most: kMaxColumns of the kernel.
+inline constexpr int64_t kBwdSimpleColumns = 256;
+FamilyAnswer PlanBwdSimple(const PlanRequest& request);
+
+// The kernel for the gradients of biases, slopes and sinks, for KernelPlan::after.
+KernelPlan PlanBwdTerms(const PlanRequest& request);
+// The kernel that goes before every backward; `block_m`: rows of a tile of dQ's sums, 0 for none.
+KernelPlan PlanBwdPrep(const std::string& target, int block_m);
+
+// attn_bwd_sm80, with attn_bwd_prep before it and attn_bwd_finish after it.
+int64_t BwdSm80SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, int64_t dim_v);
+FamilyAnswer PlanBwdSm80(const PlanRequest& request);
 
 }  // namespace tilewright::plan
 

@@ -14,8 +14,9 @@
 namespace tilewright::plan {
 namespace {
 
-constexpr Family kAllFamilies[] = {Family::kFwdSm90, Family::kFwdSm80, Family::kFwdSimple,
-                                   Family::kCombine};
+constexpr Family kAllFamilies[] = {Family::kFwdSm90, Family::kFwdSm80,   Family::kFwdSimple,
+                                   Family::kCombine, Family::kBwdSm80,   Family::kBwdSimple,
+                                   Family::kBwdPrep, Family::kBwdFinish, Family::kBwdTerms};
 
 // A word of the text form: its prefix and the field behind it, read as a number.
 struct Word {
@@ -23,10 +24,11 @@ struct Word {
   int KernelPlan::*field;
 };
 constexpr Word kWords[] = {
-    {"w", &KernelPlan::warps},   {"r", &KernelPlan::rows_per_warp},
-    {"p", &KernelPlan::panel},   {"slots=", &KernelPlan::slots},
-    {"s", &KernelPlan::stages},  {"c", &KernelPlan::consumers},
-    {"x", &KernelPlan::cluster}, {"g", &KernelPlan::max_grid},
+    {"kw", &KernelPlan::key_warps}, {"qw", &KernelPlan::dq_row_warps},
+    {"w", &KernelPlan::warps},      {"r", &KernelPlan::rows_per_warp},
+    {"p", &KernelPlan::panel},      {"slots=", &KernelPlan::slots},
+    {"s", &KernelPlan::stages},     {"c", &KernelPlan::consumers},
+    {"x", &KernelPlan::cluster},    {"g", &KernelPlan::max_grid},
 };
 
 // A word that stands for a field that is true.
@@ -88,11 +90,24 @@ std::string_view FamilyName(Family family) {
       return "attn_fwd_simple";
     case Family::kCombine:
       return "attn_combine";
+    case Family::kBwdSm80:
+      return "attn_bwd_sm80";
+    case Family::kBwdSimple:
+      return "attn_bwd_simple";
+    case Family::kBwdPrep:
+      return "attn_bwd_prep";
+    case Family::kBwdFinish:
+      return "attn_bwd_finish";
+    case Family::kBwdTerms:
+      return "attn_bwd_terms";
   }
   return "unknown";
 }
 
-bool IsCompanion(Family family) { return family == Family::kCombine; }
+bool IsCompanion(Family family) {
+  return family == Family::kCombine || family == Family::kBwdPrep || family == Family::kBwdFinish ||
+         family == Family::kBwdTerms;
+}
 
 absl::StatusOr<std::optional<Family>> ParseFamily(std::string_view name) {
   if (name.empty()) return std::nullopt;
@@ -125,6 +140,7 @@ std::string KernelPlan::ToString() const {
                                   block_n, " w", warps, " r", rows_per_warp);
   if (panel != 0) absl::StrAppend(&text, " p", panel);
   if (stages != 0) absl::StrAppend(&text, " s", stages);
+  if (key_warps != 0) absl::StrAppend(&text, " kw", key_warps, " qw", dq_row_warps);
   if (consumers != 0) absl::StrAppend(&text, " c", consumers);
   if (cluster != 0) absl::StrAppend(&text, " x", cluster);
   if (max_grid != 0) absl::StrAppend(&text, " g", max_grid);

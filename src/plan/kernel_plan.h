@@ -14,7 +14,17 @@
 
 namespace tilewright::plan {
 
-enum class Family { kFwdSm90, kFwdSm80, kFwdSimple, kCombine };
+enum class Family {
+  kFwdSm90,
+  kFwdSm80,
+  kFwdSimple,
+  kCombine,
+  kBwdSm80,
+  kBwdSimple,
+  kBwdPrep,
+  kBwdFinish,
+  kBwdTerms,  // attn_bwd_simple for the gradients of biases, slopes and sinks alone
+};
 
 // Families that only work for the kernel that a plan is about, before or after it.
 bool IsCompanion(Family family);
@@ -46,6 +56,8 @@ struct KernelPlan {
   bool ping_pong = false;   // warpgroups take turns in issuing products
   bool own_o = false;       // O has shared memory of its own; otherwise it lies over Q,
   bool over_v = false;      // or over the stages of V
+  int key_warps = 0;        // attn_bwd_sm80: warps side by side along the keys of a tile
+  int dq_row_warps = 0;     // attn_bwd_sm80: likewise along the rows of a tile of dQ
   int64_t smem_bytes = 0;   // dynamic shared memory of a block
 
   // The kernels of companion families, in order of launch; these have none of their own.

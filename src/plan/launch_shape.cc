@@ -30,6 +30,36 @@ int64_t RowTiles(const KernelPlan& kernel, const AttentionSpec& spec, const Atte
   return Blocks(Blocks(spec.heads_q, args.batch), CeilDiv(args.seqlen_q, kernel.block_m));
 }
 
+// (batch, key/value head, tile of keys), at most kMaxGrid.
+int64_t KeyTiles(int block_n, const AttentionSpec& spec, const AttentionArgs& args) {
+  return Blocks(Blocks(spec.heads_kv, args.batch), CeilDiv(args.seqlen_kv, block_n));
+}
+
+// Pieces of work of attn_bwd_simple, in the order of its Run; `tensors`: dQ, dK and dV too.
+int64_t BwdSimplePieces(const KernelPlan& kernel, const AttentionSpec& spec,
+                        const AttentionArgs& args, bool tensors) {
+  int64_t pieces = 0;
+  const auto add = [&pieces](int64_t count) { pieces = std::min(kMaxGrid, pieces + count); };
+  if (tensors) {
+    const int64_t chunks_qk = CeilDiv(spec.dim_qk, kBwdSimpleColumns);
+    const int64_t chunks_v = CeilDiv(spec.dim_v, kBwdSimpleColumns);
+    add(Blocks(RowTiles(kernel, spec, args), chunks_qk));
+    add(Blocks(KeyTiles(kernel.block_m, spec, args), chunks_qk + chunks_v));
+  }
+  for (const BiasTerm& term : spec.bias) {
+    if (!term.gradient) continue;
+    const int64_t batch = term.batch == spec.batch && term.batch != 1 ? args.batch : term.batch;
+    const int64_t rows = term.seqlen_q == 1 ? 1 : CeilDiv(args.seqlen_q, kernel.block_m);
+    const int64_t keys = term.seqlen_kv == 1 ? 1 : CeilDiv(args.seqlen_kv, kernel.block_n);
+    add(Blocks(Blocks(batch, term.heads), Blocks(rows, keys)));
+  }
+  if (spec.alibi_gradient) {
+    add(Blocks(args.alibi_stride_batch != 0 ? args.batch : 1, spec.heads_q));
+  }
+  if (spec.sinks_gradient) add(spec.heads_q);
+  return pieces;
+}
+
 // Rows of the LSE: of all heads and sequences.
 int64_t TotalRows(const AttentionSpec& spec, const AttentionArgs& args) {
   return spec.heads_q * (IsPacked(spec, args) ? args.total_q : args.batch * args.seqlen_q);
@@ -62,8 +92,26 @@ CallPlan PlanCall(const KernelPlan& plan, const AttentionSpec& spec, const Atten
     add(Region::kPartialO, floats * spec.dim_v * 4);
     add(Region::kPartialLse, floats * 4);
   }
+  if (spec.operation == Operation::kBackward) {
+    add(Region::kRowStats, TotalRows(spec, args) * 8);
+    if (plan.family == Family::kBwdSm80) {
+      call.dq_tiles_of_head = DqTilesOfHead(plan.block_m, spec, args);
+      const int64_t tiles =
+          (IsPacked(spec, args) ? 1 : args.batch) * spec.heads_q * call.dq_tiles_of_head;
+      add(Region::kDqSums, tiles * DqSumsOfTile(plan.block_m, spec.dim_qk) * 4);
+      if (spec.deterministic) add(Region::kDqTurns, (tiles + 1) * 4);
+    }
+  }
   return call;
 }
+
+int64_t DqTilesOfHead(int block_m, const AttentionSpec& spec, const AttentionArgs& args) {
+  // Every packed sequence may leave a part of its last tile unused.
+  return IsPacked(spec, args) ? args.total_q / block_m + args.batch
+                              : CeilDiv(args.seqlen_q, block_m);
+}
+
+int64_t DqSumsOfTile(int block_m, int64_t dim_qk) { return block_m * CeilDiv(dim_qk, 8) * 8; }
 
 LaunchShape ComputeLaunchShape(const KernelPlan& kernel, const AttentionSpec& spec,
                                const AttentionArgs& args, const CallPlan& call) {
@@ -71,7 +119,8 @@ LaunchShape ComputeLaunchShape(const KernelPlan& kernel, const AttentionSpec& sp
   shape.block = static_cast<uint32_t>(kernel.threads());
   shape.smem_bytes = static_cast<uint32_t>(kernel.smem_bytes);
   if (IsEmpty(spec, args)) return shape;
-  const int64_t tiles = RowTiles(kernel, spec, args);
+  // attn_bwd_prep may have tiles of no rows.
+  const int64_t tiles = kernel.block_m == 0 ? 0 : RowTiles(kernel, spec, args);
   switch (kernel.family) {
     case Family::kFwdSm90: {
       const int64_t clusters =
@@ -84,6 +133,25 @@ LaunchShape ComputeLaunchShape(const KernelPlan& kernel, const AttentionSpec& sp
     case Family::kFwdSm80:
     case Family::kFwdSimple:
       shape.grid = static_cast<uint32_t>(Blocks(tiles, call.parts));
+      break;
+    case Family::kBwdSm80:
+      shape.grid = static_cast<uint32_t>(KeyTiles(kernel.block_n, spec, args));
+      break;
+    case Family::kBwdSimple:
+      shape.grid = static_cast<uint32_t>(BwdSimplePieces(kernel, spec, args, /*tensors=*/true));
+      break;
+    case Family::kBwdTerms:
+      shape.grid = static_cast<uint32_t>(BwdSimplePieces(kernel, spec, args, /*tensors=*/false));
+      break;
+    case Family::kBwdPrep: {
+      // A warp takes several rows: the start of a block costs as much as a few of them.
+      constexpr int64_t kRowsOfWarp = 4;
+      const int64_t rows = Blocks(Blocks(spec.heads_q, args.batch), args.seqlen_q);
+      shape.grid = static_cast<uint32_t>(CeilDiv(rows, kernel.warps * kRowsOfWarp));
+      break;
+    }
+    case Family::kBwdFinish:
+      shape.grid = static_cast<uint32_t>(tiles);
       break;
     case Family::kCombine:
       if (call.parts > 1) shape.grid = static_cast<uint32_t>(tiles);

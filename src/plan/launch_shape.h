@@ -17,12 +17,16 @@ enum class Region {
   kPartialO,    // fp32 [parts][batch][heads_q][seqlen_q][dim_v]; packed: [parts][heads_q][total_q]
                 // [dim_v]
   kPartialLse,  // fp32, the same without dim_v
+  kRowStats,    // abi::RowStats [batch][heads_q][seqlen_q]; packed: [heads_q][total_q]
+  kDqSums,      // fp32, tiles of block_m rows: kernel_templates/mma/dq_sums.cuh
+  kDqTurns,     // int32, one a tile of kDqSums and one more
 };
-inline constexpr int kNumRegions = 2;
+inline constexpr int kNumRegions = 5;
 
 struct CallPlan {
   int64_t parts = 1;  // of the keys of each tile of rows
   int64_t workspace_bytes = 0;
+  int64_t dq_tiles_of_head = 0;                   // see DqTilesOfHead
   std::array<int64_t, kNumRegions> offsets = {};  // bytes from the start of the workspace
 
   int64_t offset(Region region) const { return offsets[static_cast<size_t>(region)]; }
@@ -31,6 +35,12 @@ struct CallPlan {
 // `plan` as a whole, not one of its kernels. Only the sizes of `args` are looked at, so that it is
 // the same for workspace_bytes as for the call.
 CallPlan PlanCall(const KernelPlan& plan, const AttentionSpec& spec, const AttentionArgs& args);
+
+// Tiles of kDqSums of one head of one batch, or of one head of all packed sequences, for tiles of
+// `block_m` rows.
+int64_t DqTilesOfHead(int block_m, const AttentionSpec& spec, const AttentionArgs& args);
+// Floats of one such tile: rows of whole fragments of 8 columns.
+int64_t DqSumsOfTile(int block_m, int64_t dim_qk);
 
 struct LaunchShape {
   uint32_t grid = 0;   // blocks, linear in x; 0: nothing to launch

@@ -13,6 +13,8 @@ constexpr FamilyRow kFamilies[] = {
     {Family::kFwdSm90, /*last_resort=*/false, PlanFwdSm90},
     {Family::kFwdSm80, /*last_resort=*/false, PlanFwdSm80},
     {Family::kFwdSimple, /*last_resort=*/true, PlanFwdSimple},
+    {Family::kBwdSm80, /*last_resort=*/false, PlanBwdSm80, Operation::kBackward},
+    {Family::kBwdSimple, /*last_resort=*/true, PlanBwdSimple, Operation::kBackward},
 };
 
 std::string Name(Family family) { return std::string(FamilyName(family)); }
@@ -28,7 +30,10 @@ absl::StatusOr<Decision> BestOf(absl::Span<const FamilyRow> families, const Plan
     absl::StrAppend(&reasons, reasons.empty() ? "" : "; ", Name(family), ": ", reason);
   };
   for (const FamilyRow& row : families) {
-    if (request.family.has_value() && row.family != *request.family) continue;
+    if (request.family.has_value() ? row.family != *request.family
+                                   : row.operation != request.spec.operation) {
+      continue;
+    }
     FamilyAnswer answer = row.plan(request);
     if (!answer.plans.empty() && row.last_resort && !request.allow_fallback && !request.family) {
       add_reason(row.family, "is the family of last resort and allow_fallback is off");

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "abi/attn_bwd_params.h"
 #include "abi/attn_fwd_params.h"
 #include "abi/policy_args.h"
 #include "spec/validate.h"
@@ -25,7 +26,7 @@ abi::AttnFwdParams Core(const AttentionSpec& spec, const AttentionArgs& args) {
   core.k_strides = ToAbi(args.k.strides);
   core.v_strides = ToAbi(args.v.strides);
   core.o_strides = ToAbi(args.o.strides);
-  if (spec.lse) {
+  if (spec.lse || spec.operation == Operation::kBackward) {
     const bool packed = spec.varlen && args.cu_seqlens_q != nullptr;
     core.lse = args.lse;
     core.lse_stride_head = args.lse_stride_head;
@@ -108,6 +109,64 @@ abi::PartsArgs Parts(const AttentionSpec& spec, const AttentionArgs& args,
   return parts;
 }
 
+// `spec` may be that of a kernel which knows nothing of the heads of K and V.
+abi::AttnBwdParams Gradients(const AttentionSpec& spec, const AttentionArgs& args,
+                             const plan::CallPlan& call) {
+  abi::AttnBwdParams gradients = {};
+  gradients.d_o = args.d_o.data;
+  gradients.d_q = args.d_q.data;
+  gradients.d_k = args.d_k.data;
+  gradients.d_v = args.d_v.data;
+  gradients.d_o_strides = ToAbi(args.d_o.strides);
+  gradients.d_q_strides = ToAbi(args.d_q.strides);
+  gradients.d_k_strides = ToAbi(args.d_k.strides);
+  gradients.d_v_strides = ToAbi(args.d_v.strides);
+  const bool packed = spec.varlen && args.cu_seqlens_q != nullptr;
+  auto* workspace = static_cast<std::byte*>(args.workspace);
+  gradients.row_stats =
+      reinterpret_cast<abi::RowStats*>(workspace + call.offset(plan::Region::kRowStats));
+  gradients.stats_rows = packed ? args.total_q : args.seqlen_q;
+  gradients.dq_sums = reinterpret_cast<float*>(workspace + call.offset(plan::Region::kDqSums));
+  gradients.dq_turns = reinterpret_cast<abi::i32*>(workspace + call.offset(plan::Region::kDqTurns));
+  gradients.tiles_of_head = call.dq_tiles_of_head;
+  gradients.sums_batches = packed ? 1 : args.batch;
+  return gradients;
+}
+
+abi::BiasGradientArgs BiasGradientOf(const AttentionSpec& spec, const BiasTerm& term,
+                                     const BiasGradient& gradient, const AttentionArgs& args) {
+  const abi::BiasArgs bias = Bias(spec, term, {}, args);
+  abi::BiasGradientArgs out = {};
+  out.data = gradient.data;
+  out.batch = bias.batch_mod;
+  out.heads = term.heads;
+  out.rows = term.seqlen_q == 1 ? 1 : args.seqlen_q;
+  out.keys = term.seqlen_kv == 1 ? 1 : args.seqlen_kv;
+  // So that an index of 0 on an axis of extent 1 needs no test.
+  out.stride_batch = out.batch == 1 ? 0 : gradient.stride_batch;
+  out.stride_head = out.heads == 1 ? 0 : gradient.stride_head;
+  out.stride_q = term.seqlen_q == 1 ? 0 : gradient.stride_q;
+  out.stride_kv = term.seqlen_kv == 1 ? 0 : gradient.stride_kv;
+  out.batch_div = bias.batch_div;
+  out.batch_mod = bias.batch_mod;
+  return out;
+}
+
+// Slopes are a term of one row and one key.
+abi::BiasGradientArgs AlibiGradient(const AttentionSpec& spec, const AttentionArgs& args) {
+  abi::BiasGradientArgs out = {};
+  out.data = args.d_alibi_slopes;
+  const bool per_batch = args.alibi_stride_batch != 0;
+  out.batch = per_batch ? args.batch : 1;
+  out.stride_batch = per_batch ? spec.heads_q : 0;
+  out.heads = spec.heads_q;
+  out.stride_head = 1;
+  out.rows = out.keys = 1;
+  out.batch_div = 1;
+  out.batch_mod = out.batch;
+  return out;
+}
+
 // The 8 bytes of a scalar slot.
 uint64_t ScalarBits(ScalarType type, SnippetValue value) {
   uint64_t bits = 0;
@@ -136,6 +195,21 @@ void PackArgs(const AttentionSpec& spec, const emit::ParamLayout& layout, const 
     switch (slot.kind) {
       case emit::ParamSlotKind::kCore:
         put(Core(spec, args));
+        break;
+      case emit::ParamSlotKind::kGradients:
+        put(Gradients(spec, args, call));
+        break;
+      case emit::ParamSlotKind::kBiasGradient:
+        put(BiasGradientOf(spec, spec.bias[slot.index], args.d_bias[slot.index], args));
+        break;
+      case emit::ParamSlotKind::kAlibiGradient:
+        put(AlibiGradient(spec, args));
+        break;
+      case emit::ParamSlotKind::kSinksGradient:
+        put(abi::SinkGradientArgs{args.d_sinks});
+        break;
+      case emit::ParamSlotKind::kUserArrayGradient:
+        put(args.d_snippet_arrays[slot.index]);
         break;
       case emit::ParamSlotKind::kWindow:
         put(abi::WindowArgs{spec.window_left, spec::EffectiveWindowRight(spec)});

@@ -172,7 +172,7 @@ TEST_F(ProgramTest, CompileCountsWhatItDid) {
   EXPECT_EQ(warm["hits"], 4);
 
   const Outcome failing =
-      Invoke({"compile", "fwd fp16 b=1 h=2 s=64 d=16", "bwd fp16 b=1 h=2 s=64 d=16", "--json"});
+      Invoke({"compile", "fwd fp16 b=1 h=2 s=64 d=16", "bwd e4m3 b=1 h=2 s=64 d=16 out=fp16", "--json"});
   EXPECT_EQ(failing.exit_code, kExitProblem);
   EXPECT_EQ(failing.json()["hits"], 1);
   EXPECT_EQ(failing.json()["failed"], 1);

@@ -151,11 +151,5 @@ TEST(EmitKernelTest, FileNamesCannotLeaveTheirComment) {
   EXPECT_THAT(source.generated_headers[0].text, HasSubstr("#line 1 \"a?#error \\\"b\\\" \\\\\"\n"));
 }
 
-TEST(EmitKernelTest, RefusesTheBackward) {
-  const absl::StatusOr<artifact::KernelSource> source =
-      EmitKernel(SpecOf("bwd bf16 b=1 h=1 s=8 d=8"), AnyPlan());
-  EXPECT_EQ(source.status().code(), absl::StatusCode::kUnimplemented);
-}
-
 }  // namespace
 }  // namespace tilewright::emit

@@ -25,6 +25,7 @@ struct Golden {
   std::string_view spec;
   std::string_view score = "";
   std::string_view mask = "";
+  std::string_view score_gradient = "";
   std::string_view plan = "";  // empty: one of attn_fwd_simple
 };
 
@@ -67,6 +68,18 @@ constexpr Golden kGoldens[] = {
      .spec = "fwd bf16 b=1 h=2 s=64/8192 d=64 sinks lse",
      .plan = "attn_fwd_sm80 sm_90a m64n64 w4 r16 s2 split slots=396 smem=46080 + "
              "attn_combine sm_90a m4n0 w4 r0 smem=4"},
+    {.file = "bwd_sm80_causal",
+     .spec = "bwd bf16 b=2 h=16/4 s=4096 d=128 causal",
+     .plan = "attn_bwd_prep sm_90a m64n0 w4 r0 smem=4 + "
+             "attn_bwd_sm80 sm_90a m64n128 w8 r0 s2 kw4 qw2 smem=196112 + "
+             "attn_bwd_finish sm_90a m64n0 w4 r0 smem=4"},
+    {.file = "bwd_simple_gradients",
+     .spec = "bwd fp32 b=2 h=4 s=64 d=36 bias=fp32:1,4,64,64:grad alibi alibi_grad sinks "
+             "sinks_grad score=@distance.cuh score_grad=@gradient.cuh array=table:fp32:grad",
+     .score = "score + table[h]\n",
+     .score_gradient = "Accumulate(d_table + h, d_score);\nreturn d_score;\n",
+     .plan = "attn_bwd_prep sm_90a m0n0 w4 r0 smem=4 + "
+             "attn_bwd_simple sm_90a m16n32 w4 r4 p64 smem=13312"},
 };
 
 plan::KernelPlan PlanFor(const AttentionSpec& spec) {
@@ -84,7 +97,9 @@ plan::KernelPlan PlanFor(const AttentionSpec& spec) {
 
 std::string EmitGolden(const Golden& golden) {
   const auto reader = [&](std::string_view path) {
-    return std::string(path == "distance.cuh" ? golden.score : golden.mask);
+    return std::string(path == "distance.cuh"   ? golden.score
+                       : path == "gradient.cuh" ? golden.score_gradient
+                                                : golden.mask);
   };
   const absl::StatusOr<AttentionSpec> parsed = spec::ParseSpec(golden.spec, reader);
   if (!parsed.ok()) return parsed.status().ToString();

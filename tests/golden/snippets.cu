@@ -66,12 +66,16 @@ attn_fwd_simple__bf16_d64_score_mask__m16n32w4r4p64(const __grid_constant__ tile
 #ifndef TILEWRIGHT_USER_SCORE_MOD_CUH_
 #define TILEWRIGHT_USER_SCORE_MOD_CUH_
 
+#include "core/accumulate.cuh"
 #include "core/convert.cuh"
 #include "policy/score_chain.cuh"
 
 namespace tilewright {
 
 struct ScoreUser {
+  static constexpr bool kHasSlopeOne = false;
+  static constexpr bool kHasOwnGradient = false;
+
   template <class Scalar, class Params>
   TILEWRIGHT_HOST_DEVICE static Scalar Apply(
       [[maybe_unused]] Scalar score, const Problem& problem__, i64 i__, i64 j__,
@@ -92,7 +96,7 @@ struct ScoreUser {
 #line 1 "distance.cuh"
 score + gain * table[(i - j) % period]
 
-#line 32 "user/score_mod.cuh"
+#line 36 "user/score_mod.cuh"
       );
     }
   }

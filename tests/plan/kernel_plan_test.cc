@@ -109,7 +109,8 @@ TEST(KernelPlanTest, NamesOfFamiliesAreReadBack) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(status.message(),
             "family = attn_fwd_sm81: must be one of attn_fwd_sm90, attn_fwd_sm80, attn_fwd_simple, "
-            "attn_combine");
+            "attn_combine, attn_bwd_sm80, attn_bwd_simple, attn_bwd_prep, attn_bwd_finish, "
+            "attn_bwd_terms");
 }
 
 TEST(KernelPlanTest, RefusesTextsThatNoPlanPrints) {

@@ -69,13 +69,23 @@ TEST(PlannerTest, WithoutFallbackTheFamilyOfLastResortIsNotUsed) {
               HasSubstr("the nearest served spec is fwd bf16 b=2 h=32/8 s=4096/4096 d=128/128"));
 }
 
-TEST(PlannerTest, BackwardNamesTheForward) {
-  const absl::Status status = BestFor("bwd bf16 b=2 h=4 s=64 d=128 causal").status();
+TEST(PlannerTest, FamiliesOfTheOtherOperationAreNotAsked) {
+  for (const char* text : {"fwd bf16 b=2 h=4 s=64 d=128 causal", "bwd bf16 b=2 h=4 s=64 d=128"}) {
+    const absl::StatusOr<Decision> decision = BestFor(text);
+    ASSERT_TRUE(decision.ok()) << decision.status();
+    EXPECT_TRUE(decision->refusals.empty()) << text;
+    EXPECT_FALSE(decision->fallback) << text;
+  }
+  EXPECT_EQ(BestFor("bwd bf16 b=2 h=4 s=64 d=128")->plan.family, Family::kBwdSm80);
+  EXPECT_EQ(BestFor("bwd fp32 b=2 h=4 s=64 d=128")->plan.family, Family::kBwdSimple);
+}
+
+TEST(PlannerTest, BackwardOfPagesNamesTheOneWithout) {
+  const absl::Status status = BestFor("bwd bf16 b=2 h=4 s=64 d=128 paged=16 varlen").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("page_size = 16"));
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr("operation = bwd: only the forward is served"));
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("nearest served spec is fwd bf16 b=2 h=4/4 s=64/64 d=128/128 causal"));
+              HasSubstr("nearest served spec is bwd bf16 b=2 h=4/4 s=64/64 d=128/128 varlen"));
 }
 
 TEST(PlannerTest, LargeDimsNameTheLargestServed) {

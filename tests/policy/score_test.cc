@@ -175,5 +175,55 @@ TEST(ScoreChainTest, AppliesItsLinksInOrder) {
   EXPECT_EQ(ScoreChain<>::Apply(5.f, problem, 0, 4, params), 5.f);
 }
 
+// A rule with a derivative of its own.
+struct ScoreTwice {
+  static constexpr bool kHasSlopeOne = false;
+  static constexpr bool kHasOwnGradient = true;
+  template <class Scalar, class Params>
+  static Scalar Apply(Scalar score, const Problem&, i64, i64, const Params&) {
+    return score + score;
+  }
+  template <class Params>
+  static float Gradient(float score, float d_score, bool, const Problem&, i64, i64, const Params&) {
+    return d_score * 2 + score * 1000;  // to tell that it was asked, and where
+  }
+};
+
+TEST(ScoreChainTest, DifferentiatesByTheProductAndByTheBias) {
+  const float slope = 1;
+  PolicyParams params;
+  params.alibi = {&slope, 0};
+  params.softcap = {2.f, 0.5f};
+  const Problem problem = DenseProblem(1, 8);
+  using Alibi = ScoreAlibi<Align::kTopLeft>;
+  const auto cap_slope = [](double x) { return 1 - std::tanh(x / 2) * std::tanh(x / 2); };
+  const auto gradient = [&](auto chain, float score) {
+    using Chain = decltype(chain);
+    const ScorePoint point = Chain::Differentiate(score, problem, 0, 4, params);
+    EXPECT_EQ(point.score, Chain::Apply(score, problem, 0, 4, params));
+    return Chain::Gradient(point, 3.f, false, problem, 0, 4, params);
+  };
+  const ScoreGradient bias_first = gradient(ScoreChain<Alibi, ScoreSoftcap>(), 5.f);
+  EXPECT_NEAR(bias_first.dot, 3 * cap_slope(1), 1e-5);
+  EXPECT_NEAR(bias_first.bias, 3 * cap_slope(1), 1e-5);
+  const ScoreGradient cap_first = gradient(ScoreChain<ScoreSoftcap, Alibi>(), 1.f);
+  EXPECT_NEAR(cap_first.dot, 3 * cap_slope(1), 1e-5);
+  EXPECT_EQ(cap_first.bias, 3.f);
+  const ScoreGradient none = gradient(ScoreChain<>(), 1.f);
+  EXPECT_EQ(none.dot, 3.f);
+  const ScoreGradient own = gradient(ScoreChain<Alibi, ScoreTwice>(), 5.f);
+  EXPECT_EQ(own.dot, 3.f * 2 + 1000.f);
+  EXPECT_EQ(own.bias, own.dot);
+}
+
+TEST(DualTest, TakesElementsOfEveryTypeAsConstants) {
+  const Bf16 bf16 = {0x3fc0};  // 1.5
+  const Int8 int8 = {3};
+  const Dual x = {2.f, 1.f};
+  const Dual y = x * bf16 + int8 + 4 + i64{1} - 0.5;
+  EXPECT_EQ(y.value, 10.5f);
+  EXPECT_EQ(y.derivative, 1.5f);
+}
+
 }  // namespace
 }  // namespace tilewright

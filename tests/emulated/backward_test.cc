@@ -1,0 +1,212 @@
+// Runs the kernels of a backward pass without a GPU, as emulated_test.cc does those of a forward:
+// every gradient against the fp64 reference, within 1.5 times the error of the straightforward
+// computation.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "arch/arch_traits.h"
+#include "arch/board_profile.h"
+#include "base/status_macros.h"
+#include "emit/code_spec.h"
+#include "emit/emit_kernel.h"
+#include "emit/param_layout.h"
+#include "plan/launch_shape.h"
+#include "plan/planner.h"
+#include "reference/reference.h"
+#include "runtime/pack_args.h"
+#include "spec/canonical.h"
+#include "spec/validate.h"
+#include "tests/emulated/emulated_kernel.h"
+#include "tests/reference/backward_case.h"
+#include "tests/reference/host_case.h"
+
+namespace tilewright {
+namespace {
+
+using reference::HostCase;
+
+struct Scenario {
+  std::string spec;
+  std::vector<int32_t> lengths_q = {};
+  std::vector<int32_t> lengths_kv = {};
+  std::function<void(HostCase&)> change = nullptr;  // of the random problem
+  std::string score_snippet = "";
+  std::string score_gradient_snippet = "";
+  std::string mask_snippet = "";
+  reference::Callables rules = {};  // what the snippets say
+};
+
+void SetLengths(HostCase& c, std::vector<int32_t> lengths) {
+  c.seqused_kv = std::move(lengths);
+  c.args.seqused_kv = c.seqused_kv.data();
+}
+
+// The same memory read with keys innermost.
+void Transpose(HostCase& c) {
+  for (Strides* strides : {&c.args.k.strides, &c.args.v.strides}) {
+    strides->dim = c.spec.seqlen_kv;
+    strides->seq = 1;
+  }
+}
+
+// All logits far below 0, as where a softmax is shifted.
+void ShiftLogits(HostCase& c) {
+  for (int64_t n = 0; n < c.bias[0].count(); ++n) c.bias[0].Set(n, -128);
+}
+
+std::vector<Scenario> Scenarios(plan::Family family) {
+  const bool simple = family == plan::Family::kBwdSimple;
+  std::vector<Scenario> all = {
+      {"bwd bf16 b=1 h=2/1 s=70/37 d=64 causal"},
+      {"bwd fp16 b=2 h=4/2 s=37/150 d=72/40 causal deterministic"},
+      {"bwd bf16 b=1 h=1 s=90/170 d=33/57 window=20,3"},
+      {"bwd fp16 b=1 h=1 s=170/90 d=96/80 window=30,5 align=top_left scale=-0.3 deterministic"},
+      {"bwd bf16 b=1 h=3/1 s=130 d=128 softcap=5 causal=top_left sinks sinks_grad lse_base=2"},
+      {"bwd bf16 b=4 h=2/1 s=20/50 d=32 bias=fp32:1,2,20,50:grad bias=bf16:2,1,20,50:mod:grad "
+       "bias=fp16:2,1,1,50:div:grad bias=bool:4,1,1,50 alibi alibi_grad softcap=5"},
+      {"bwd fp16 b=2 h=2/1 s=70/50 d=32 bias=fp32:1,2,70,1:grad alibi alibi_grad softcap=5 "
+       "softcap_before_bias deterministic causal"},
+      {"bwd bf16 b=1 h=2/1 s=70/137 d=48 dropout=0.3 sinks sinks_grad"},
+      {"bwd fp16 b=2 h=2 s=70/290 d=16 block_mask=128,24 causal layout=sbhd deterministic"},
+      {"bwd fp16 b=4 h=2/1 s=140/150 d=16 varlen layout=thd causal empty_lse=+inf",
+       {140, 0, 3, 77},
+       {150, 3, 0, 133}},
+      {"bwd bf16 b=3 h=2/1 s=40/50 d=24 varlen deterministic",
+       {},
+       {},
+       [](HostCase& c) {
+         SetLengths(c, {50, 0, 13});
+       }},
+      {"bwd bf16 b=1 h=1 s=40/70 d=256 causal"},
+      {"bwd fp16 b=1 h=1 s=1/128 d=64 bias=fp32:1,1,1,128", {}, {}, ShiftLogits},
+      {"bwd bf16 b=2 h=2/1 s=33/0 d=16 sinks sinks_grad"},
+      {"bwd bf16 b=2 h=2/1 s=40/33 d=16/24 exact layout=bhsd"},
+  };
+  if (simple) {
+    const std::vector<Scenario> more = {
+        {"bwd fp32 b=2 h=2/1 s=37/70 d=36 causal"},
+        {"bwd fp32 b=1 h=2/1 s=70/37 d=1/7 causal=top_left"},
+        {"bwd fp32 b=1 h=1 s=40/45 d=33/290 window=7,3"},
+        {"bwd bf16 b=1 h=1 s=20/24 d=576/512"},
+        {"bwd bf16 b=2 h=2 s=20/30 d=8/16 strided_innermost layout=bhsd", {}, {}, Transpose},
+        {"bwd fp32 b=1 h=2 s=40/50 d=16 dropout=0.5 alibi alibi_grad"},
+    };
+    all.insert(all.end(), more.begin(), more.end());
+  }
+  // A rule and its derivative: by dual numbers, and written out.
+  Scenario snippets = {"bwd bf16 b=2 h=2 s=80/148 d=32 score=@score mask=@mask"};
+  snippets.score_snippet =
+      "auto x = score * (1 + h) - 0.25f * (i - j) / 32; return x < 0 ? tanhf(x) : x * x / 8 + x;";
+  snippets.mask_snippet = "i / 16 == j / 16 && j + 4 < seqlen_kv";
+  snippets.rules.score = [](double score, const reference::Where& at) {
+    const double x =
+        score * static_cast<double>(1 + at.h) - 0.25 * static_cast<double>(at.i - at.j) / 32;
+    return x < 0 ? std::tanh(x) : x * x / 8 + x;
+  };
+  snippets.rules.score_derivative = [](double score, const reference::Where& at) {
+    const double slope = static_cast<double>(1 + at.h);
+    const double x = score * slope - 0.25 * static_cast<double>(at.i - at.j) / 32;
+    return slope * (x < 0 ? 1 - std::tanh(x) * std::tanh(x) : x / 4 + 1);
+  };
+  snippets.rules.mask = [](const reference::Where& at) {
+    return at.i / 16 == at.j / 16 && at.j + 4 < at.seqlen_kv;
+  };
+  all.push_back(snippets);
+  snippets.spec = "bwd fp16 b=2 h=2 s=80/48 d=32 score=@score score_grad=@gradient mask=@mask";
+  snippets.score_gradient_snippet =
+      "const float x = score * (1 + h) - 0.25f * (i - j) / 32;\n"
+      "return d_score * (1 + h) * (x < 0 ? 1 - tanhf(x) * tanhf(x) : x / 4 + 1);";
+  all.push_back(snippets);
+  return all;
+}
+
+// A scenario as one family computes it.
+struct Emulation {
+  Scenario scenario;
+  plan::Family family;
+};
+
+class EmulatedBackwardTest : public testing::TestWithParam<Emulation> {};
+
+TEST_P(EmulatedBackwardTest, AgreesWithTheReference) {
+  const Scenario& scenario = GetParam().scenario;
+  SCOPED_TRACE(scenario.spec);
+  const auto parsed = spec::ParseSpec(scenario.spec, [&](std::string_view file) {
+    return file == "score"      ? scenario.score_snippet
+           : file == "gradient" ? scenario.score_gradient_snippet
+                                : scenario.mask_snippet;
+  });
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  const AttentionSpec spec = spec::Canonicalise(*parsed);
+  const auto traits = arch::FindArchTraits("sm_90a");
+  const auto board = arch::DefaultBoardProfile("sm_90a");
+  ASSERT_TRUE(traits.ok() && board.ok());
+  const auto decision =
+      plan::Best({.spec = spec, .traits = *traits, .board = *board, .family = GetParam().family});
+  ASSERT_TRUE(decision.ok()) << decision.status();
+  // Others than the best one run here, and so that all kinds of them do.
+  const std::vector<plan::KernelPlan>& plans = decision->candidates;
+  const plan::KernelPlan& plan = plans[std::hash<std::string>{}(scenario.spec) % plans.size()];
+  SCOPED_TRACE(plan.ToString());
+
+  HostCase c(spec, 7, scenario.lengths_q, scenario.lengths_kv);
+  if (scenario.change) scenario.change(c);
+  const reference::Options options = {.callables = scenario.rules, .threads = 1};
+  reference::BackwardArrays arrays(c, options);
+  AttentionArgs args = arrays.Args(c);
+  const plan::CallPlan call = plan::PlanCall(plan, spec, args);
+  // 256-byte aligned, and full of NaN.
+  std::vector<std::byte> workspace(call.workspace_bytes + 256, std::byte{0xff});
+  const auto misaligned = reinterpret_cast<uintptr_t>(workspace.data()) % 256;
+  args.workspace = workspace.data() + (256 - misaligned) % 256;
+  ASSERT_TRUE(spec::ValidateArgs(spec, args).ok()) << spec::ValidateArgs(spec, args);
+  std::vector<cuda_on_host::MemoryRange> memory = {
+      {workspace.data(), workspace.size(), true, "workspace"}};
+  for (const reference::BackwardMemory& range : reference::MemoryOf(c, arrays)) {
+    memory.push_back({range.data, range.bytes, range.written, range.name});
+  }
+  for (const plan::KernelPlan& kernel_plan : plan.Kernels()) {
+    SCOPED_TRACE(kernel_plan.ToString());
+    const auto source = emit::EmitKernel(spec, kernel_plan);
+    ASSERT_TRUE(source.ok()) << source.status();
+    const emulated::Kernel kernel(*source);
+    ASSERT_EQ(kernel.error(), "");
+    const AttentionSpec kernel_spec = emit::SpecOfKernel(spec, kernel_plan);
+    const emit::ParamLayout layout = emit::MakeParamLayout(kernel_spec, kernel_plan);
+    alignas(8) std::byte params[kMaxParamBytes];
+    PackArgs(kernel_spec, layout, args, params, call);
+    const plan::LaunchShape shape = plan::ComputeLaunchShape(kernel_plan, spec, args, call);
+    if (shape.grid == 0) continue;
+    // Half of the blocks: the others' work is reached by the stride of the grid.
+    const std::vector<std::string> faults =
+        kernel.Launch(params, layout.size, (shape.grid + 1) / 2, static_cast<int>(shape.block),
+                      /*cluster=*/1, shape.smem_bytes, memory);
+    EXPECT_THAT(faults, testing::IsEmpty());
+  }
+  reference::ExpectGradients(c, options, arrays);
+}
+
+std::vector<Emulation> Emulations() {
+  std::vector<Emulation> all;
+  for (plan::Family family : {plan::Family::kBwdSimple, plan::Family::kBwdSm80}) {
+    for (Scenario& scenario : Scenarios(family)) all.push_back({std::move(scenario), family});
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EmulatedBackwardTest, testing::ValuesIn(Emulations()),
+                         [](const testing::TestParamInfo<Emulation>& info) {
+                           return absl::StrCat(
+                               info.param.family == plan::Family::kBwdSm80 ? "sm80_" : "simple_",
+                               info.index);
+                         });
+
+}  // namespace
+}  // namespace tilewright

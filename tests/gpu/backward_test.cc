@@ -1,0 +1,294 @@
+// Gradients on the device against the fp64 reference, by the families that serve them; equal bits
+// where the spec asks for them; inside a graph.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "device/memory.h"
+#include "spec/canonical.h"
+#include "tests/gpu/gpu_environment.h"
+#include "tests/gpu/more_driver.h"
+#include "tests/reference/backward_case.h"
+#include "tests/reference/host_case.h"
+
+namespace tilewright::gpu_tests {
+namespace {
+
+using reference::BackwardArrays;
+using reference::HostCase;
+
+struct BackwardSpec {
+  std::string text;
+  std::vector<int32_t> lengths_q = {};
+  std::vector<int32_t> lengths_kv = {};
+  std::function<void(HostCase&)> change = nullptr;
+};
+
+// Head dims of every kind, lengths on both sides of a tile, every feature.
+std::vector<BackwardSpec> Specs() {
+  std::vector<BackwardSpec> all;
+  for (const char* dims : {"8", "16", "32", "33", "40", "64", "72", "80", "96", "104", "112", "128",
+                           "160", "192/128", "256", "1/7", "24/200"}) {
+    all.push_back({absl::StrCat("bwd bf16 b=2 h=4/2 s=193/300 d=", dims, " causal")});
+    all.push_back({absl::StrCat("bwd fp16 b=1 h=3 s=130/257 d=", dims, " deterministic")});
+  }
+  for (const char* words : {"window=40,3",
+                            "window=-1,20 align=top_left",
+                            "softcap=20 causal",
+                            "scale=-0.3",
+                            "sinks sinks_grad causal",
+                            "alibi alibi_grad",
+                            "alibi alibi_grad deterministic causal",
+                            "bias=fp32:1,4,193,300:grad",
+                            "bias=bf16:2,1,193,1:grad bias=fp16:1,4,1,300:grad",
+                            "bias=bf16:1,4,193,300:grad deterministic",
+                            "dropout=0.2",
+                            "dropout=0.5 deterministic",
+                            "softcap=10 softcap_before_bias bias=fp32:2,4,193,300:grad",
+                            "mask=bool:2,1,193,300",
+                            "block_mask=64,64",
+                            "block_mask=32,64 deterministic causal",
+                            "layout=bhsd",
+                            "layout=sbhd",
+                            "exact causal",
+                            "causal=top_left empty_lse=+inf",
+                            "lse_base=2"}) {
+    all.push_back({absl::StrCat("bwd bf16 b=2 h=4/2 s=193/300 d=64 ", words)});
+  }
+  for (const char* text :
+       {"bwd bf16 b=1 h=71/1 s=130/200 d=64 causal", "bwd bf16 b=3 h=2 s=1/1 d=64",
+        "bwd fp16 b=2 h=2 s=64/0 d=32", "bwd bf16 b=1 h=2 s=300/100 d=128 causal",
+        "bwd bf16 b=1 h=2 s=2100/1500 d=64 causal deterministic",
+        "bwd bf16 b=1 h=1 s=1100/2300 d=128 window=511,0"}) {
+    all.push_back({text});
+  }
+  all.push_back({"bwd bf16 b=4 h=4/2 s=300/320 d=64 varlen layout=thd causal",
+                 {300, 0, 7, 129},
+                 {320, 5, 0, 257}});
+  all.push_back({"bwd bf16 b=4 h=4/2 s=300/320 d=96 varlen layout=thd deterministic",
+                 {300, 1, 64, 129},
+                 {320, 5, 128, 257}});
+  all.push_back({"bwd fp16 b=3 h=2 s=100/150 d=64 varlen causal", {}, {}, [](HostCase& c) {
+                   c.seqused_kv = {150, 0, 77};
+                   c.args.seqused_kv = c.seqused_kv.data();
+                 }});
+  // Logits far below 0, as where a softmax is shifted.
+  all.push_back({"bwd bf16 b=2 h=2 s=1/128 d=64 bias=fp32:1,1,1,128", {}, {}, [](HostCase& c) {
+                   for (int64_t n = 0; n < c.bias[0].count(); ++n) c.bias[0].Set(n, -128);
+                 }});
+  return all;
+}
+
+// Those that only attn_bwd_simple serves.
+std::vector<BackwardSpec> SimpleSpecs() {
+  return {{"bwd fp32 b=2 h=4/2 s=65/130 d=64 causal"},
+          {"bwd fp32 b=1 h=2 s=70/37 d=1/300 window=20,5"},
+          {"bwd bf16 b=1 h=2 s=40/70 d=576/512 causal"},
+          {"bwd fp32 b=2 h=2 s=65/130 d=32 bias=fp32:1,2,65,130:grad alibi alibi_grad dropout=0.1"},
+          {"bwd bf16 b=2 h=2 s=65/70 d=32 strided_innermost", {}, {}, [](HostCase& c) {
+             for (Strides* strides : {&c.args.k.strides, &c.args.v.strides}) {
+               *strides = {.batch = 70 * 64, .seq = 1, .head = 70 * 32, .dim = 70};
+             }
+           }}};
+}
+
+// A case's arrays on the device.
+class DeviceCase {
+ public:
+  DeviceCase(const device::DriverApi& api, device::StreamHandle stream, HostCase& c,
+             BackwardArrays& arrays)
+      : stream_(stream), memory_(reference::MemoryOf(c, arrays)), args_(arrays.Args(c)) {
+    for (const reference::BackwardMemory& range : memory_) {
+      buffers_.push_back(Allocate(api, range.bytes));
+    }
+    Upload();
+    const auto move = [this](auto*& pointer) {
+      using Pointer = std::remove_reference_t<decltype(pointer)>;
+      pointer = static_cast<Pointer>(const_cast<void*>(OnDevice(pointer)));
+    };
+    for (Tensor* tensor : {&args_.q, &args_.k, &args_.v, &args_.d_o}) move(tensor->data);
+    for (MutableTensor* tensor : {&args_.o, &args_.d_q, &args_.d_k, &args_.d_v}) move(tensor->data);
+    for (BiasTensor& bias : args_.bias) move(bias.data);
+    for (BiasGradient& bias : args_.d_bias) move(bias.data);
+    move(args_.lse);
+    move(args_.cu_seqlens_q);
+    move(args_.cu_seqlens_kv);
+    move(args_.seqused_kv);
+    move(args_.alibi_slopes);
+    move(args_.sinks);
+    move(args_.block_mask);
+    move(args_.d_alibi_slopes);
+    move(args_.d_sinks);
+  }
+
+  void SetWorkspace(const device::DriverApi& api, size_t bytes) {
+    workspace_ = Allocate(api, bytes);
+    args_.workspace = workspace_.data();
+    EXPECT_TRUE(bytes == 0 || workspace_.Fill(0xff, stream_).ok());
+  }
+  const AttentionArgs& args() const { return args_; }
+
+  // All inputs, and poison in the outputs.
+  void Upload() {
+    for (size_t n = 0; n < memory_.size(); ++n) {
+      EXPECT_TRUE(buffers_[n].CopyFromHost(memory_[n].data, memory_[n].bytes, stream_).ok());
+    }
+  }
+  // What was written.
+  void Download() {
+    for (size_t n = 0; n < memory_.size(); ++n) {
+      if (!memory_[n].written) continue;
+      EXPECT_TRUE(buffers_[n].CopyToHost(memory_[n].data, memory_[n].bytes, stream_).ok());
+    }
+  }
+  std::vector<std::string> Outputs() const {
+    std::vector<std::string> outputs;
+    for (const reference::BackwardMemory& range : memory_) {
+      if (range.written) outputs.emplace_back(static_cast<const char*>(range.data), range.bytes);
+    }
+    return outputs;
+  }
+
+ private:
+  static device::DeviceBuffer Allocate(const device::DriverApi& api, size_t bytes) {
+    auto buffer = device::DeviceBuffer::Allocate(api, bytes);
+    EXPECT_TRUE(buffer.ok()) << buffer.status();
+    return buffer.ok() ? *std::move(buffer) : device::DeviceBuffer();
+  }
+  const void* OnDevice(const void* host) const {
+    for (size_t n = 0; n < memory_.size(); ++n) {
+      if (memory_[n].data == host) return buffers_[n].data();
+    }
+    return nullptr;
+  }
+
+  device::StreamHandle stream_;
+  std::vector<reference::BackwardMemory> memory_;
+  std::vector<device::DeviceBuffer> buffers_;
+  device::DeviceBuffer workspace_;
+  AttentionArgs args_;
+};
+
+class BackwardTest : public GpuTest {
+ protected:
+  // Compiles their kernels several at a time.
+  static void Warmup(Runtime& runtime, const std::vector<BackwardSpec>& specs) {
+    std::vector<AttentionSpec> parsed;
+    for (const BackwardSpec& one : specs) {
+      const auto spec = spec::ParseSpec(one.text, {});
+      ASSERT_TRUE(spec.ok()) << one.text << ": " << spec.status();
+      parsed.push_back(spec::Canonicalise(*spec));
+    }
+    const absl::Status status = runtime.Warmup(parsed);
+    ASSERT_TRUE(status.ok()) << status;
+  }
+
+  // `one` by `runtime`, `repetitions` times on fresh data.
+  void Check(Runtime& runtime, const BackwardSpec& one, int repetitions = 1) {
+    SCOPED_TRACE(one.text);
+    const auto spec = spec::ParseSpec(one.text, {});
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    const auto prepared = runtime.Prepare(spec::Canonicalise(*spec));
+    ASSERT_TRUE(prepared.ok()) << prepared.status();
+    for (int n = 0; n < repetitions; ++n) {
+      HostCase c(spec::Canonicalise(*spec), 7 + n, one.lengths_q, one.lengths_kv);
+      if (one.change) one.change(c);
+      BackwardArrays arrays(c, {});
+      DeviceCase on_device(gpu().api(), stream(), c, arrays);
+      const auto bytes = prepared->workspace_bytes(on_device.args());
+      ASSERT_TRUE(bytes.ok()) << bytes.status();
+      on_device.SetWorkspace(gpu().api(), *bytes);
+      const absl::Status run = runtime.Run(*prepared, on_device.args(), stream());
+      ASSERT_TRUE(run.ok()) << run;
+      on_device.Download();
+      reference::ExpectGradients(c, {}, arrays);
+      if (HasFailure()) FAIL() << prepared->Explain();
+    }
+  }
+};
+
+TEST_F(BackwardTest, EverySpecIsRightByTheFamilyOfChoice) {
+  Warmup(runtime(), Specs());
+  for (const BackwardSpec& one : Specs()) Check(runtime(), one);
+}
+
+TEST_F(BackwardTest, EverySpecIsRightByTheSimpleFamily) {
+  const TemporaryDirectory directory;
+  RuntimeOptions options = OptionsFor(directory.path());
+  options.family = "attn_bwd_simple";
+  const auto simple = Runtime::Create(options);
+  ASSERT_TRUE(simple.ok()) << simple.status();
+  // Every third of the others: what it does at a dim it does at all.
+  std::vector<BackwardSpec> specs = SimpleSpecs();
+  const std::vector<BackwardSpec> others = Specs();
+  for (size_t n = 0; n < others.size(); n += 3) specs.push_back(others[n]);
+  Warmup(**simple, specs);
+  for (const BackwardSpec& one : specs) Check(**simple, one);
+}
+
+TEST_F(BackwardTest, TwentyRepetitionsOnFreshDataAreRight) {
+  Check(runtime(), {"bwd bf16 b=1 h=4/2 s=260/200 d=64 causal"}, 20);
+  Check(runtime(), {"bwd bf16 b=1 h=2 s=130/200 d=128"}, 20);
+}
+
+TEST_F(BackwardTest, DeterministicGradientsHaveEqualBits) {
+  for (const char* text :
+       {"bwd bf16 b=2 h=4/2 s=1100/1000 d=64 causal deterministic",
+        "bwd bf16 b=2 h=2 s=1000 d=128 deterministic", "bwd fp16 b=1 h=2 s=500 d=256 deterministic",
+        "bwd bf16 b=2 h=2 s=500 d=40 deterministic alibi alibi_grad "
+        "bias=bf16:1,2,500,500:grad"}) {
+    SCOPED_TRACE(text);
+    const auto spec = spec::ParseSpec(text, {});
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    const auto prepared = runtime().Prepare(spec::Canonicalise(*spec));
+    ASSERT_TRUE(prepared.ok()) << prepared.status();
+    HostCase c(spec::Canonicalise(*spec), 3);
+    BackwardArrays arrays(c, {});
+    DeviceCase on_device(gpu().api(), stream(), c, arrays);
+    on_device.SetWorkspace(gpu().api(), *prepared->workspace_bytes(on_device.args()));
+    std::vector<std::string> first;
+    for (int n = 0; n < 100; ++n) {
+      ASSERT_TRUE(runtime().Run(*prepared, on_device.args(), stream()).ok());
+      on_device.Download();
+      if (n == 0) {
+        first = on_device.Outputs();
+      } else {
+        ASSERT_EQ(on_device.Outputs() == first, true) << "run " << n;
+      }
+    }
+    reference::ExpectGradients(c, {}, arrays);
+  }
+}
+
+TEST_F(BackwardTest, ABackwardInsideACaptureReplays) {
+  const auto spec = spec::ParseSpec("bwd bf16 b=1 h=4/2 s=260/200 d=64 causal", {});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  const auto prepared = runtime().Prepare(spec::Canonicalise(*spec));
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  HostCase c(spec::Canonicalise(*spec), 3);
+  BackwardArrays arrays(c, {});
+  DeviceCase on_device(gpu().api(), stream(), c, arrays);
+  on_device.SetWorkspace(gpu().api(), *prepared->workspace_bytes(on_device.args()));
+  ASSERT_EQ(MoreDriver::Get().begin_capture(stream(), CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+  const absl::Status run = runtime().Run(*prepared, on_device.args(), stream());
+  const auto graph = Graph::End(gpu().api(), stream());
+  ASSERT_TRUE(run.ok()) << run;
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  for (int n = 0; n < 2; ++n) {
+    on_device.Upload();
+    ASSERT_TRUE(graph->Launch(stream()).ok());
+    on_device.Download();
+    reference::ExpectGradients(c, {}, arrays);
+  }
+}
+
+}  // namespace
+}  // namespace tilewright::gpu_tests

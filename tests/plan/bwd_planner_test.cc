@@ -1,0 +1,134 @@
+// attn_bwd_simple and attn_bwd_sm80: what they serve, what goes before and after them, and what a
+// call needs of workspace.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "arch/arch_traits.h"
+#include "arch/board_profile.h"
+#include "plan/family_planner.h"
+#include "plan/launch_shape.h"
+#include "plan/planner.h"
+#include "spec/canonical.h"
+
+namespace tilewright::plan {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+AttentionSpec SpecOf(const std::string& text) {
+  const auto spec = spec::ParseSpec(text, {});
+  EXPECT_TRUE(spec.ok()) << spec.status();
+  return spec.ok() ? spec::Canonicalise(*spec) : AttentionSpec();
+}
+
+absl::StatusOr<Decision> BestFor(const AttentionSpec& spec, const std::string& target = "sm_90a") {
+  const auto traits = arch::FindArchTraits(target);
+  const auto board = arch::DefaultBoardProfile(target);
+  EXPECT_TRUE(traits.ok() && board.ok());
+  return Best({.spec = spec, .traits = *traits, .board = *board});
+}
+
+std::vector<Family> FamiliesOf(const std::string& text) {
+  const auto decision = BestFor(SpecOf(text));
+  EXPECT_TRUE(decision.ok()) << decision.status();
+  std::vector<Family> families;
+  if (!decision.ok()) return families;
+  for (const KernelPlan& kernel : decision->plan.Kernels()) families.push_back(kernel.family);
+  return families;
+}
+
+TEST(BwdPlannerTest, KernelsOfAPlanInTheirOrder) {
+  EXPECT_THAT(FamiliesOf("bwd bf16 h=4 s=512 d=64 causal"),
+              ElementsAre(Family::kBwdPrep, Family::kBwdSm80, Family::kBwdFinish));
+  EXPECT_THAT(FamiliesOf("bwd fp32 h=4 s=512 d=64 sinks sinks_grad"),
+              ElementsAre(Family::kBwdPrep, Family::kBwdSimple));
+}
+
+TEST(BwdPlannerTest, TermsHaveAKernelWhereTheFamilyLeavesThemOut) {
+  const auto with_terms =
+      ElementsAre(Family::kBwdPrep, Family::kBwdSm80, Family::kBwdFinish, Family::kBwdTerms);
+  const auto without = ElementsAre(Family::kBwdPrep, Family::kBwdSm80, Family::kBwdFinish);
+  EXPECT_THAT(FamiliesOf("bwd bf16 h=4 s=512 d=64 sinks sinks_grad"), with_terms);
+  EXPECT_THAT(FamiliesOf("bwd bf16 h=4 s=512 d=64 alibi alibi_grad"), without);
+  EXPECT_THAT(FamiliesOf("bwd bf16 h=4 s=512 d=64 alibi alibi_grad deterministic"), with_terms);
+  EXPECT_THAT(FamiliesOf("bwd bf16 h=4 s=512 d=64 bias=fp32:1,4,512,512:grad deterministic"),
+              with_terms);
+  EXPECT_THAT(FamiliesOf("bwd bf16 h=4 s=512 d=64 bias=fp32:1,4,512,512 deterministic"), without);
+}
+
+TEST(BwdPlannerTest, PlansReadBackFromTheirText) {
+  for (const char* text : {"bwd bf16 h=4 s=512 d=64 sinks sinks_grad", "bwd fp32 h=4 s=512 d=64"}) {
+    const auto decision = BestFor(SpecOf(text));
+    ASSERT_TRUE(decision.ok());
+    const auto parsed = ParsePlan(decision->plan.ToString());
+    ASSERT_TRUE(parsed.ok()) << parsed.status();
+    EXPECT_EQ(*parsed, decision->plan);
+  }
+}
+
+TEST(BwdPlannerTest, EveryHeadDimHasATileThatFits) {
+  for (const char* target : {"sm_80", "sm_86", "sm_90a", "sm_120a"}) {
+    for (int dim = 1; dim <= 256; ++dim) {
+      AttentionSpec spec = SpecOf("bwd bf16 h=4 s=512 d=64");
+      spec.dim_qk = spec.dim_v = dim;
+      const auto decision = BestFor(spec, target);
+      ASSERT_TRUE(decision.ok()) << decision.status();
+      EXPECT_EQ(decision->plan.family, Family::kBwdSm80) << target << " " << dim;
+    }
+  }
+}
+
+TEST(BwdPlannerTest, RefusalsNameTheRule) {
+  const struct {
+    const char* text;
+    const char* reason;
+  } cases[] = {
+      {"bwd bf16 h=4 s=64 d=64 kv=e4m3 kv_scale=head", "a backward needs fp16, bf16 or fp32"},
+      {"bwd bf16 h=4 s=64 d=64 paged=16 varlen", "page_size = 16"},
+      {"bwd fp32 h=4 s=64 d=20000", "their sum must be at most"},
+  };
+  for (const auto& one : cases) {
+    const absl::Status status = BestFor(SpecOf(one.text)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << one.text;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(one.reason));
+  }
+}
+
+// (dim_qk + 2) * 4 bytes for each row and head, rounded up to whole tiles.
+TEST(BwdPlannerTest, WorkspaceGrowsWithRowsOnly) {
+  const AttentionSpec spec = SpecOf("bwd bf16 b=2 h=8/2 s=1000 d=128");
+  const auto decision = BestFor(spec);
+  ASSERT_TRUE(decision.ok());
+  AttentionArgs args;
+  args.batch = 2;
+  args.seqlen_q = 1000;
+  for (int64_t keys : {1, 1000, 100000}) {
+    args.seqlen_kv = keys;
+    const CallPlan call = PlanCall(decision->plan, spec, args);
+    EXPECT_LE(call.workspace_bytes, (128 + 2) * 4 * 1024 * 8 * 2 + 512);
+    EXPECT_GE(call.workspace_bytes, (128 + 2) * 4 * 1000 * 8 * 2);
+  }
+}
+
+TEST(BwdPlannerTest, PackedSequencesShareTheirSums) {
+  const AttentionSpec spec = SpecOf("bwd bf16 b=64 h=2 s=4096 d=64 varlen layout=thd");
+  const auto decision = BestFor(spec);
+  ASSERT_TRUE(decision.ok());
+  const int32_t lengths[1] = {};
+  AttentionArgs args;
+  args.batch = 64;
+  args.seqlen_q = args.seqlen_kv = 4096;
+  args.cu_seqlens_q = lengths;
+  args.total_q = 5000;
+  const CallPlan call = PlanCall(decision->plan, spec, args);
+  const int64_t block_m = decision->plan.block_m;
+  EXPECT_EQ(call.dq_tiles_of_head, 5000 / block_m + 64);
+  EXPECT_LE(call.workspace_bytes, 2 * ((5000 + 64 * block_m) * 64 * 4 + 5000 * 8) + 512);
+}
+
+}  // namespace
+}  // namespace tilewright::plan
