@@ -26,6 +26,7 @@ STRUCTS = {
     "tw_spec": _c.Spec,
     "tw_tensor": _c.Tensor,
     "tw_bias_tensor": _c.BiasTensor,
+    "tw_bias_gradient": _c.BiasGradient,
     "tw_args": _c.Args,
     "tw_counters": _c.Counters,
 }

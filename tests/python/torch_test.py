@@ -118,6 +118,19 @@ class ShapeTest(unittest.TestCase):
             )
             self.assertEqual((o.shape, lse.shape), ((20, 8, 64), (8, 20)))
 
+    def test_gradients_have_the_shapes_and_types_of_their_inputs(self):
+        half = {"device": "meta", "dtype": torch.bfloat16, "requires_grad": True}
+        q, k = torch.empty(2, 8, 5, 64, **half), torch.empty(2, 2, 7, 64, **half)
+        v, bias = torch.empty(2, 2, 7, 32, **half), torch.empty(1, 8, 5, 7, **half)
+        sinks = torch.empty(8, device="meta", requires_grad=True)
+        keep = torch.empty(2, 1, 1, 7, device="meta", dtype=torch.bool)
+        terms = (keep, bias.expand(2, -1, -1, -1))
+        o = tw.attention(q, k, v, layout="bhsd", terms=terms, sinks=sinks, causal=True)
+        o.sum().backward()
+        for t in (q, k, v, bias, sinks):
+            self.assertEqual((t.grad.shape, t.grad.dtype), (t.shape, t.dtype))
+        self.assertFalse(tw.attention(q, k, v, layout="bhsd", lse=True)[1].requires_grad)
+
     def test_unknown_arguments_are_named(self):
         q = torch.empty(1, 2, 3, 16)
         with self.assertRaisesRegex(TypeError, "no argument causl"):
@@ -287,6 +300,60 @@ class NumericsTest(unittest.TestCase):
                 rows = slice(int(starts[n]), int(starts[n + 1]))
                 part = [t[rows].transpose(0, 1)[None] for t in (q, k, k)]
                 self.check(o[rows].transpose(0, 1)[None], exact(*part, causal=True)[0])
+
+
+@needs_gpu
+class GradientTest(unittest.TestCase):
+    """Against fp64 and PyTorch's own differentiation."""
+
+    def check(self, inputs, ours, theirs, bar=1.2e-2):
+        exact_inputs = [t.detach().double().requires_grad_() for t in inputs]
+        expected = theirs(*exact_inputs)
+        upstream = normal(*expected.shape, seed=7)
+        expected.backward(upstream.double())
+        for t in inputs:
+            t.requires_grad_()
+        ours(*inputs).backward(upstream)
+        for n, (got, exact_input) in enumerate(zip(inputs, exact_inputs)):
+            error = (got.grad.double() - exact_input.grad).norm() / exact_input.grad.norm()
+            self.assertLess(error.item(), bar, f"input {n}")
+
+    def test_of_queries_keys_and_values(self):
+        for dim in (64, 80, 128):
+            q, k, v = normal(2, 6, 100, dim), *(normal(2, 2, 120, dim, seed=n) for n in (1, 2))
+            self.check(
+                (q, k, v),
+                lambda q, k, v: tw.attention(q, k, v, layout="bhsd", causal=True),
+                lambda q, k, v: exact(q, k, v, causal=True)[0],
+            )
+
+    def test_of_bias_and_sinks(self):
+        q, k, v = (normal(2, 4, 64, 64, seed=n) for n in range(3))
+        bias, sinks = normal(1, 4, 64, 64, seed=3), normal(4, dtype=torch.float32, seed=4)
+
+        def ours(q, k, v, bias, sinks):
+            terms = (bias.expand(2, -1, -1, -1),)
+            return tw.attention(q, k, v, layout="bhsd", terms=terms, sinks=sinks)
+
+        self.check(
+            (q, k, v, bias, sinks),
+            ours,
+            lambda q, k, v, bias, sinks: exact(q, k, v, added=bias, sinks=sinks)[0],
+            bar=3e-2,
+        )
+
+    def test_through_torch_compile(self):
+        q, k = normal(1, 4, 96, 64).requires_grad_(), normal(1, 2, 96, 64, seed=1).requires_grad_()
+
+        def loss(q, k):
+            return tw.attention(q, k, k, layout="bhsd", causal=True).float().square().mean()
+
+        loss(q, k).backward()
+        expected = [t.grad.clone() for t in (q, k)]
+        q.grad = k.grad = None
+        torch.compile(loss, fullgraph=True)(q, k).backward()
+        for got, want in zip((q.grad, k.grad), expected):
+            torch.testing.assert_close(got, want, atol=1e-5, rtol=2e-2)
 
 
 @needs_gpu

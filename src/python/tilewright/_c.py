@@ -39,10 +39,11 @@ class BiasTerm(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("type", c_int32), ("batch_map", c_int32)] + [
         (name, c_int64) for name in ("batch", "heads", "seqlen_q", "seqlen_kv")
     ]
+    _fields_ += [("gradient", c_int32), ("reserved", c_int32)]
 
 
 class SnippetArray(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("name", c_char_p), ("type", c_int32), ("reserved", c_int32)]
+    _fields_ = [("size", c_size_t), ("name", c_char_p), ("type", c_int32), ("gradient", c_int32)]
 
 
 class SnippetScalar(ctypes.Structure):
@@ -133,6 +134,10 @@ class Spec(ctypes.Structure):
         ("batch_invariant", c_int32),
         ("exact", c_int32),
         ("reserved", c_int32),
+        ("alibi_gradient", c_int32),
+        ("sinks_gradient", c_int32),
+        ("score_gradient_snippet", c_char_p),
+        ("score_gradient_snippet_file", c_char_p),
     ]
 
 
@@ -144,6 +149,9 @@ class BiasTensor(ctypes.Structure):
     _fields_ = [("data", c_void_p)] + [
         (name, c_int64) for name in ("stride_batch", "stride_head", "stride_q", "stride_kv")
     ]
+
+
+BiasGradient = type("BiasGradient", (ctypes.Structure,), {"_fields_": BiasTensor._fields_})
 
 
 class SnippetValue(ctypes.Union):
@@ -188,6 +196,14 @@ class Args(ctypes.Structure):
         ("snippet_arrays", c_void_p * 8),
         ("snippet_scalars", SnippetValue * 8),
         ("workspace", c_void_p),
+        ("d_o", Tensor),
+        ("d_q", Tensor),
+        ("d_k", Tensor),
+        ("d_v", Tensor),
+        ("d_alibi_slopes", c_void_p),
+        ("d_bias", BiasGradient * 4),
+        ("d_sinks", c_void_p),
+        ("d_snippet_arrays", c_void_p * 8),
     ]
 
 

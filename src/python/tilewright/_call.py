@@ -38,6 +38,12 @@ class Options:
     allow_tf32: bool = False
     batch_invariant: bool = False
     exact: bool = False
+    # Backward: the gradients of K, Q and V, and of these.
+    backward: bool = False
+    deterministic: bool = False
+    term_gradients: tuple = ()
+    alibi_gradient: bool = False
+    sinks_gradient: bool = False
 
     def __post_init__(self):
         for field, values in (
@@ -186,6 +192,14 @@ class Call:
             getattr(args, name).strides = _c.Strides(*strides)
             if strides[3] != 1 and placed[name][0][3] != 1:
                 spec.strided_innermost = 1
+        if options.backward:
+            for name in "qkvo":
+                gradient = arrays[f"d_{name}"]
+                if len(gradient.shape) == 3:
+                    _, strides = _packed(f"d_{name}", gradient)
+                else:
+                    _, strides = _ordered(f"d_{name}", gradient, order)
+                getattr(args, f"d_{name}").strides = _c.Strides(*strides)
         self._typical_strides(placed, packed=bool(lengths or pages is not None))
 
     def _typical_strides(self, placed, packed):
@@ -220,11 +234,10 @@ class Call:
             options.lse_base == "2",
             options.empty_lse == "+inf",
         )
-        spec.allow_tf32, spec.batch_invariant, spec.exact = (
-            options.allow_tf32,
-            options.batch_invariant,
-            options.exact,
-        )
+        for name in ("allow_tf32", "batch_invariant", "exact", "deterministic"):
+            setattr(spec, name, getattr(options, name))
+        spec.operation = options.backward
+        spec.alibi_gradient, spec.sinks_gradient = options.alibi_gradient, options.sinks_gradient
         lse = arrays.get("lse")
         if lse is not None:
             _need("lse", lse, _c.FP32)
@@ -254,6 +267,7 @@ class Call:
                 heads=_extent(term, 1),
                 seqlen_q=1 if _extent(term, 2) == 1 else spec.seqlen_q,
                 seqlen_kv=1 if _extent(term, 3) == 1 else spec.seqlen_kv,
+                gradient=n in options.term_gradients,
             )
             args.bias[n] = _c.BiasTensor(None, *term.strides)
         spec.bias, spec.num_bias = structs, len(terms)
@@ -327,8 +341,9 @@ class Call:
                 setattr(self.args.snippet_scalars[n], "i" if integral else "f", value)
             spec.snippet_scalars, spec.num_snippet_scalars = structs, len(options.scalars)
 
-    def launch(self, arrays, terms, snippet_arrays, stream, workspace):
-        """`workspace(bytes)` gives the address of scratch memory, which is asked for only when it is needed."""
+    def launch(self, arrays, terms, snippet_arrays, stream, workspace, term_gradients=()):
+        """`workspace(bytes)` gives the address of scratch memory, which is asked for only when it is
+        needed. Backward: `term_gradients` are (index of the term, array) pairs."""
         args = _c.Args.from_buffer_copy(self.args)
         args.q.data, args.k.data, args.v.data, args.o.data = (arrays[name].data for name in "qkvo")
         for name, array in arrays.items():
@@ -336,6 +351,11 @@ class Call:
                 setattr(args, _POINTERS[name], array.data)
         for n, term in enumerate(terms):
             args.bias[n].data = term.data
+        if "d_q" in arrays:
+            for name in ("d_q", "d_k", "d_v", "d_o"):
+                getattr(args, name).data = arrays[name].data
+        for n, gradient in term_gradients:
+            args.d_bias[n] = _c.BiasGradient(gradient.data, *gradient.strides)
         for n, (_, array) in enumerate(snippet_arrays):
             args.snippet_arrays[n] = array.data
         if self.workspace_bytes:
@@ -347,7 +367,8 @@ class Call:
 _POINTERS = {
     name: name
     for name in (
-        "lse cu_seqlens_q cu_seqlens_kv seqused_kv page_table alibi_slopes sinks block_mask q_scale k_scale v_scale"
+        "lse cu_seqlens_q cu_seqlens_kv seqused_kv page_table alibi_slopes sinks block_mask q_scale"
+        " k_scale v_scale d_alibi_slopes d_sinks"
     ).split()
 }
 _POINTERS["dropout_seed"] = "dropout_seed_ptr"

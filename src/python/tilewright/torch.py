@@ -10,7 +10,7 @@ import functools
 import torch
 
 from . import _arrays, _call
-from ._c import InvalidArgumentError, UnimplementedError
+from ._c import InvalidArgumentError
 from ._call import Options
 
 # The optional tensors of the operator, in the order of its arguments.
@@ -34,15 +34,26 @@ _SETTINGS = (
     " bool softcap_before_bias, float dropout, int block_mask_q, int block_mask_kv, SymInt max_seqlen_q,"
     " SymInt max_seqlen_kv, str score, str mask_rule, bool allow_tf32, bool batch_invariant"
 )
+_SETTING_NAMES = [argument.split()[-1] for argument in _SETTINGS.split(",")]
+_OPTIONAL_ARGUMENTS = "".join(f"Tensor? {name}, " for name in _OPTIONAL)
 
 _operators = torch.library.Library("tilewright", "DEF")
 _operators.define(
     "attention(Tensor q, Tensor k, Tensor v, Tensor[] terms, "
-    + "".join(f"Tensor? {name}, " for name in _OPTIONAL)
+    + _OPTIONAL_ARGUMENTS
     + _SETTINGS
     + ", bool lse, ScalarType? out_dtype) -> (Tensor, Tensor)"
 )
-_NUM_TENSORS = 4 + len(_OPTIONAL)
+# Gradients of Q, K, V, the chosen terms, and the ALiBi slopes and sinks (of no elements where they
+# are not wanted).
+_operators.define(
+    "attention_backward(Tensor d_o, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse,"
+    " Tensor[] terms, "
+    + _OPTIONAL_ARGUMENTS
+    + _SETTINGS
+    + ", bool deterministic, int[] term_gradients, bool alibi_gradient, bool sinks_gradient)"
+    " -> (Tensor, Tensor, Tensor, Tensor[], Tensor, Tensor)"
+)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -65,6 +76,7 @@ def _options(
     allow_tf32,
     batch_invariant,
     lse,
+    **backward,
 ):
     return Options(
         layout=layout,
@@ -83,6 +95,7 @@ def _options(
         allow_tf32=allow_tf32,
         batch_invariant=batch_invariant,
         lse=lse,
+        **backward,
     )
 
 
@@ -104,7 +117,7 @@ def _new_outputs(q, v, layout, lse, out_dtype):
     return o, q.new_empty(shape, dtype=torch.float32) if lse else None
 
 
-def _launch(options, tensors, terms):
+def _launch(options, tensors, terms, term_gradients=()):
     arrays = {
         name: _arrays.from_torch(tensor) for name, tensor in tensors.items() if tensor is not None
     }
@@ -119,7 +132,8 @@ def _launch(options, tensors, terms):
     with torch.cuda.device(q.device):
         stream = torch.cuda.current_stream(q.device).cuda_stream
         call = _call.find(options, arrays, term_arrays, (), stream)
-        call.launch(arrays, term_arrays, (), stream, workspace)
+        gradients = [(n, _arrays.from_torch(tensor)) for n, tensor in term_gradients]
+        call.launch(arrays, term_arrays, (), stream, workspace, gradients)
 
 
 def _compute(q, k, v, terms, *rest):
@@ -150,14 +164,113 @@ _operators.impl("attention", _attention_cuda, "CUDA")
 torch.library.register_fake("tilewright::attention", _attention_meta, lib=_operators)
 
 
+def _new_gradients(q, k, v, terms, alibi_slopes, sinks, term_gradients, alibi_wanted, sinks_wanted):
+    def like(tensor, wanted):
+        return q.new_empty(tensor.shape if wanted else (0,), dtype=torch.float32)
+
+    # What a term broadcasts by a stride of 0 has one element here, as in the kernel.
+    shapes = [
+        [1 if stride == 0 else size for size, stride in zip(terms[n].shape, terms[n].stride())]
+        for n in term_gradients
+    ]
+    return (
+        *(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v)),
+        [q.new_empty(shape, dtype=torch.float32) for shape in shapes],
+        like(alibi_slopes, alibi_wanted),
+        like(sinks, sinks_wanted),
+    )
+
+
+def _split_backward(rest):
+    """(optional tensors by name, settings, what follows them) of the backward operator's arguments."""
+    optional = dict(zip(_OPTIONAL, rest))
+    rest = rest[len(_OPTIONAL) :]
+    return optional, rest[: len(_SETTING_NAMES)], rest[len(_SETTING_NAMES) :]
+
+
+def _backward_cuda(d_o, q, k, v, o, lse, terms, *rest):
+    optional, settings, (deterministic, *wanted) = _split_backward(rest)
+    slopes, sinks = optional["alibi_slopes"], optional["sinks"]
+    outputs = _new_gradients(q, k, v, terms, slopes, sinks, *wanted)
+    d_q, d_k, d_v, d_terms, d_slopes, d_sinks = outputs
+    term_gradients, alibi_wanted, sinks_wanted = wanted
+    tensors = {"q": q, "k": k, "v": v, "o": o, "lse": lse, **optional}
+    tensors.update(d_q=d_q, d_k=d_k, d_v=d_v, d_o=d_o if d_o.stride(-1) == 1 else d_o.contiguous())
+    if alibi_wanted:
+        tensors["d_alibi_slopes"] = d_slopes
+    if sinks_wanted:
+        tensors["d_sinks"] = d_sinks
+    options = _options(
+        *settings,
+        False,
+        backward=True,
+        deterministic=deterministic,
+        term_gradients=tuple(term_gradients),
+        alibi_gradient=alibi_wanted,
+        sinks_gradient=sinks_wanted,
+    )
+    _launch(options, tensors, terms, list(zip(term_gradients, d_terms)))
+    return outputs
+
+
+def _backward_meta(d_o, q, k, v, o, lse, terms, *rest):
+    optional, _, (_, *wanted) = _split_backward(rest)
+    return _new_gradients(q, k, v, terms, optional["alibi_slopes"], optional["sinks"], *wanted)
+
+
+_operators.impl("attention_backward", _backward_cuda, "CUDA")
+torch.library.register_fake("tilewright::attention_backward", _backward_meta, lib=_operators)
+
+
 def _save_for_backward(ctx, inputs, output):
-    ctx.settings = inputs[_NUM_TENSORS:]
-    ctx.num_terms = len(inputs[3])
+    q, k, v, terms = inputs[:4]
+    optional, settings, (lse, _) = _split_backward(inputs[4:])
+    if not lse:
+        raise InvalidArgumentError("lse = False: must be True where a gradient is wanted")
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(q, k, v, *output, *terms, *optional.values())
+    ctx.num_terms = len(terms)
+    ctx.settings = settings
 
 
-def _attention_backward(ctx, d_o, d_lse):
-    raise UnimplementedError(
-        "tilewright::attention has no backward pass in this version; run it under torch.no_grad()"
+def _attention_backward(ctx, d_o, _):
+    q, k, v, o, lse, *rest = ctx.saved_tensors
+    terms, optional = rest[: ctx.num_terms], rest[ctx.num_terms :]
+    needed = ctx.needs_input_grad
+    term_needs = needed[3] if isinstance(needed[3], (list, tuple)) else [needed[3]] * len(terms)
+    term_gradients = [
+        n for n, term in enumerate(terms) if term_needs[n] and term.is_floating_point()
+    ]
+    alibi_wanted, sinks_wanted = needed[4], needed[5]
+    d_q, d_k, d_v, d_terms, d_slopes, d_sinks = torch.ops.tilewright.attention_backward(
+        d_o,
+        q,
+        k,
+        v,
+        o,
+        lse,
+        terms,
+        *optional,
+        *ctx.settings,
+        torch.are_deterministic_algorithms_enabled(),
+        term_gradients,
+        alibi_wanted,
+        sinks_wanted,
+    )
+    of_terms = [None] * len(terms)
+    for n, gradient in zip(term_gradients, d_terms):
+        # Whoever expanded the term sums over what it expanded: share the sum out among the copies.
+        copies = terms[n].numel() // max(1, gradient.numel())
+        of_terms[n] = (gradient / copies).expand_as(terms[n]).to(terms[n].dtype)
+    rest_of_inputs = [None] * (len(_OPTIONAL) - 2 + len(_SETTING_NAMES) + 2)
+    return (
+        d_q,
+        d_k,
+        d_v,
+        of_terms,
+        d_slopes if alibi_wanted else None,
+        d_sinks if sinks_wanted else None,
+        *rest_of_inputs,
     )
 
 
@@ -223,6 +336,9 @@ def attention(
              one element, say it instead
     others   as of tilewright.attention
 
+    Gradients reach q, k, v, floating terms, alibi_slopes and sinks, with
+    torch.use_deterministic_algorithms bitwise equal between runs.
+
     Returns O, or with lse=True (O, LSE). Raises tilewright.InvalidArgumentError, which names the field, and the
     other errors of tilewright.attention.
     """
@@ -234,9 +350,8 @@ def attention(
         optional["dropout_seed"], optional["dropout_offset"] = drawn[:1], drawn[1:]
     if align not in ("bottom_right", "top_left"):
         raise InvalidArgumentError(f"align = {align!r}: must be one of bottom_right, top_left")
-    call = (
-        _compute if _needs_no_dispatch(q, k, v, terms, optional) else torch.ops.tilewright.attention
-    )
+    direct = _needs_no_dispatch(q, k, v, terms, optional)
+    call = _compute if direct else torch.ops.tilewright.attention
     o, lse_out = call(
         q,
         k,
@@ -260,7 +375,7 @@ def attention(
         mask_rule,
         allow_tf32,
         batch_invariant,
-        lse,
+        lse or not direct,  # a backward pass reads it
         out_dtype,
     )
     return (o, lse_out) if lse else o
