@@ -254,6 +254,43 @@ class AttentionTest(unittest.TestCase):
         self.assertEqual(errors, [])
 
 
+class BackwardTest(unittest.TestCase):
+    def test_gradients_are_asked_for_and_passed(self):
+        names = "qkvo"
+        shapes = {
+            "q": (2, 10, 4, 16),
+            "k": (2, 12, 2, 16),
+            "v": (2, 12, 2, 16),
+            "o": (2, 10, 4, 16),
+        }
+        arrays = {name: FakeArray(shapes[name]) for name in names}
+        arrays.update({f"d_{name}": FakeArray(shapes[name]) for name in names})
+        arrays.update(lse=FakeArray((2, 4, 10)), sinks=FakeArray((4,)), d_sinks=FakeArray((4,)))
+        operands = {name: _arrays.from_dlpack(name, array, 0) for name, array in arrays.items()}
+        term, gradient = FakeArray((1, 4, 10, 12), "fp16"), FakeArray((1, 4, 10, 12))
+        terms = [_arrays.from_dlpack("term", term, 0)]
+        options = tilewright.Options(backward=True, sinks_gradient=True, term_gradients=(0,))
+        call = _call.find(options, operands, terms, (), 0)
+        self.assertRegex(call.prepared.spec, "^bwd fp32 b=2 h=4/2 s=10/12 d=16/16 .*sinks")
+        seen = {}
+
+        class Recorder:
+            def run(self, prepared, args, stream):
+                seen["args"] = args
+
+        runtime, call.runtime = call.runtime, Recorder()
+        self.addCleanup(setattr, call, "runtime", runtime)
+        gradients = [(0, _arrays.from_dlpack("gradient", gradient, 0))]
+        call.launch(operands, terms, (), 0, lambda size: 256, gradients)
+        args = seen["args"]
+        for name in names:
+            self.assertEqual(getattr(args, f"d_{name}").data, arrays[f"d_{name}"].address)
+        self.assertEqual(
+            (args.lse, args.d_sinks), (arrays["lse"].address, arrays["d_sinks"].address)
+        )
+        self.assertEqual((args.d_bias[0].data, args.d_bias[0].stride_q), (gradient.address, 12))
+
+
 class ReadmeTest(unittest.TestCase):
     def test_the_five_lines_run(self):
         """With FakeArrays in the place of PyTorch's tensors; torch_test runs them as they are."""
