@@ -14,6 +14,14 @@ TILEWRIGHT_HOST_DEVICE constexpr int RoundUp(int a, int multiple) {
   return (a + multiple - 1) / multiple * multiple;
 }
 
+// a / b and a % b for a >= 0, b > 0. Both are below 2^32 most of the time, and then this takes a
+// fifth of the instructions of a 64-bit division.
+TILEWRIGHT_HOST_DEVICE i64 Quotient(i64 a, i64 b) {
+  if ((static_cast<u64>(a | b) >> 32) == 0) return static_cast<u32>(a) / static_cast<u32>(b);
+  return a / b;
+}
+TILEWRIGHT_HOST_DEVICE i64 Remainder(i64 a, i64 b) { return a - Quotient(a, b) * b; }
+
 // The accurate functions, never the approximate instructions, for every type that a score policy is
 // compiled for. (The compilers' builtins, because
 // this folder includes no <cmath> and NVRTC has none.)

@@ -28,17 +28,26 @@ TILEWRIGHT_HOST_DEVICE PhiloxCounter Philox4x32(PhiloxCounter counter, u32 key_l
   return counter;
 }
 
-// The random word of weight (i, j) of (batch, head) number `bh` = b * heads_q + h.
-TILEWRIGHT_HOST_DEVICE u32 DropoutWord(u64 seed, u64 offset, i64 bh, i64 i, i64 j) {
+// The random words of the weights (i, j) to (i, j + 3), j being rounded down to a multiple of 4, of
+// (batch, head) number `bh` = b * heads_q + h.
+TILEWRIGHT_HOST_DEVICE PhiloxCounter DropoutWords(u64 seed, u64 offset, i64 bh, i64 i, i64 j) {
   const PhiloxCounter counter = {{static_cast<u32>(offset), static_cast<u32>(bh),
                                   static_cast<u32>(i), static_cast<u32>(j / 4)}};
   const u32 key_high = static_cast<u32>(seed >> 32) + static_cast<u32>(offset >> 32);
-  const PhiloxCounter random = Philox4x32(counter, static_cast<u32>(seed), key_high);
+  return Philox4x32(counter, static_cast<u32>(seed), key_high);
+}
+
+// The one of these that is key j's.
+TILEWRIGHT_HOST_DEVICE u32 WordOf(const PhiloxCounter& random, i64 j) {
   // Selections rather than word[j % 4]: an index known only at run time would put the words in
   // memory.
   const u32 first_two = j % 2 == 0 ? random.word[0] : random.word[1];
   const u32 last_two = j % 2 == 0 ? random.word[2] : random.word[3];
   return j % 4 < 2 ? first_two : last_two;
+}
+
+TILEWRIGHT_HOST_DEVICE u32 DropoutWord(u64 seed, u64 offset, i64 bh, i64 i, i64 j) {
+  return WordOf(DropoutWords(seed, offset, bh, i, j), j);
 }
 
 }  // namespace tilewright

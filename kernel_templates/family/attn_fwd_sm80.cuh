@@ -52,27 +52,6 @@ using Core = HalfCore<Config>;
 template <class Config>
 using SharedStorage = typename Core<Config>::Shared;
 
-// Zeroes the rows of V that no row of the tile may see, between barriers.
-template <class Config, class Params>
-__device__ __forceinline__ void ZeroUnseenValues(SharedStorage<Config>& shared, int stage,
-                                                 const Problem& problem, i64 q_begin, i64 kv_begin,
-                                                 const Params& params) {
-  for (int key = threadIdx.x; key < Config::kBlockN; key += kThreads<Config>) {
-    const i64 j = kv_begin + key;
-    bool seen = false;
-    if (j < problem.seqlen_kv && Config::KvRows::Locate(problem, j, params).exists()) {
-      for (i64 i = q_begin; i < Min(q_begin + Config::kBlockM, problem.seqlen_q); ++i) {
-        seen |= Config::Mask::Keep(problem, i, j, params);
-      }
-    }
-    if (!seen) {
-      for (int d = 0; d < Config::kHeadDimV; ++d)
-        shared.v[stage][key][d] = typename Config::Element{0};
-    }
-  }
-  __syncthreads();
-}
-
 // The tiles of keys of one tile of rows. Holds what the loop carries from one to the next.
 template <class Config, class Params>
 struct KeyLoop {
@@ -80,13 +59,12 @@ struct KeyLoop {
   SharedStorage<Config>& shared;
   const Problem& problem;
   const Params& params;
+  const HeadPolicies<Config, Params> policies;
   const i64 q_begin;
   const i64 q_end;
   const bool careful;
   BlockWalk walk;
   float to_log2;
-  bool wide_k;
-  bool wide_v;
   int n;          // block of keys
   int stage = 0;  // where it lies
 
@@ -94,16 +72,24 @@ struct KeyLoop {
     return BlockBelow<Config>(n, walk, problem, q_begin, q_end, params);
   }
   __device__ __forceinline__ void StartK(int to_stage, int block) {
-    StartCopyOfKeys<Config, Config::kHeadDimQk, Core<Config>::kQStep>(
-        shared.k[to_stage], params.core.k, params.core.k_strides, wide_k, problem,
-        i64{block} * Config::kBlockN, params);
+    using Shape = TileShape<Config::kHeadDimQk, Core<Config>::kQStep, Config::kRunKeys>;
+    StartCopyOfKeys<Config, Shape>(shared.k[to_stage], params.core.k, params.core.k_strides,
+                                   problem, i64{block} * Config::kBlockN, params);
     ptx::cp_async_commit_group();
   }
   __device__ __forceinline__ void StartV(int to_stage, int block) {
-    StartCopyOfKeys<Config, Config::kHeadDimV, Core<Config>::kVStep>(
-        shared.v[to_stage], params.core.v, params.core.v_strides, wide_v, problem,
-        i64{block} * Config::kBlockN, params);
+    using Shape = TileShape<Config::kHeadDimV, Core<Config>::kVStep, Config::kRunKeys>;
+    StartCopyOfKeys<Config, Shape>(shared.v[to_stage], params.core.v, params.core.v_strides,
+                                   problem, i64{block} * Config::kBlockN, params);
     ptx::cp_async_commit_group();
+  }
+
+  // Whether every row sees all of block n.
+  __device__ __forceinline__ bool Whole(i64 kv_begin) const {
+    if constexpr (kHasFullBlocks<Config>) return n >= walk.full_begin && n < walk.full_end;
+    const i64 kv_end = kv_begin + Config::kBlockN;
+    return Config::KvRows::kIsDense && Config::Mask::kKnowsFull && kv_end <= problem.seqlen_kv &&
+           Config::Mask::Full(problem, q_begin, q_end, kv_begin, kv_end, params);
   }
 
   // Block n, whose copies have been started. Without kMasked every row sees all of it.
@@ -120,7 +106,7 @@ struct KeyLoop {
     } else {
       StartV(0, n);
     }
-    const bool whole = !kMasked || (n >= walk.full_begin && n < walk.full_end);
+    const bool whole = !kMasked || Whole(i64{n} * Config::kBlockN);
     typename Core<Config>::ScoreTile scores;
     core.Scores(scores, stage);
     if constexpr (Config::kStages == 1) {
@@ -138,21 +124,17 @@ struct KeyLoop {
     const i64 kv_begin = i64{n} * Config::kBlockN;
     const i64 row_begin = q_begin + Core<Config>::FirstRow();
     const i64 key_begin = kv_begin + Core<Config>::FirstKey();
-    if constexpr (!Config::Score::kIdentity) {
-      // Rows beyond the length have no scores that a policy could look at.
-      const bool full = whole && q_begin + Config::kBlockM <= problem.seqlen_q;
-      ApplyPolicies<Config>(scores, problem, row_begin, key_begin, full, params);
-    } else if (!whole) {
-      ApplyPolicies<Config>(scores, problem, row_begin, key_begin, false, params);
+    if (!Config::Score::kIdentity || !whole) {
+      ApplyPolicies<Config>(scores, policies, problem, row_begin, key_begin, whole, params);
     }
     constexpr bool kAlways = Core<Config>::kWatchAlways;
     if (kAlways || core.softmax.watch) core.WatchScores(scores, to_log2, kAlways || careful);
     if constexpr (!Config::Dropout::kIdentity) {
       Weights<Core<Config>::kScoreKeys / 8>(scores, core.softmax, to_log2, 0);
-      ApplyDropout<Config>(scores, problem, row_begin, key_begin, params);
+      ApplyDropout<Config>(scores, policies, row_begin, key_begin);
     }
     if (careful && !whole) {
-      ZeroUnseenValues<Config>(shared, stage, problem, q_begin, kv_begin, params);
+      ZeroUnseenValues<Config>(shared.v[stage], problem, q_begin, kv_begin, params);
     }
     core.AddValues(scores, stage, to_log2);
     core.Raise();
@@ -172,6 +154,7 @@ __device__ __forceinline__ void WalkKeys(Core<Config>& core, SharedStorage<Confi
       .shared = shared,
       .problem = problem,
       .params = params,
+      .policies = HeadPolicies<Config, Params>(problem, params),
       .q_begin = q_begin,
       .q_end = q_end,
       .careful = careful,
@@ -180,8 +163,6 @@ __device__ __forceinline__ void WalkKeys(Core<Config>& core, SharedStorage<Confi
                static_cast<int>(kHasFullBlocks<Config> ? range.full_end : range.begin)},
       // The scale of an empty chain is folded into the exponent.
       .to_log2 = Config::Score::kIdentity ? params.core.scale * kLog2OfE : kLog2OfE,
-      .wide_k = Aligned16(params.core.k, params.core.k_strides),
-      .wide_v = Aligned16(params.core.v, params.core.v_strides),
       .n = static_cast<int>(range.end),
   };
   const BlockWalk& walk = loop.walk;
@@ -221,7 +202,7 @@ __device__ __forceinline__ void AttendTile(SharedStorage<Config>& shared, const 
     const Element* q = static_cast<const Element*>(params.core.q) +
                        problem.q_batch * strides.batch + problem.h * strides.head +
                        (problem.q_row + q_begin) * strides.seq;
-    StartCopy<Config::kHeadDimQk, Core<Config>::kQStep, kThreads<Config>>(
+    StartCopy<Config, TileShape<Config::kHeadDimQk, Core<Config>::kQStep, 2>>(
         shared.qo, static_cast<int>(q_end - q_begin), Aligned16(params.core.q, strides),
         DenseRows<Element>{q, strides.seq});
     // Also when no key follows: O is written where these copies land.
@@ -249,6 +230,7 @@ __device__ __forceinline__ void Run(const Params& params) {
   static_assert(Config::kBlockM * Config::kColumnWarps == Config::kWarps * Config::kRowsPerWarp);
   static_assert(Config::kRowsPerWarp % 16 == 0);
   static_assert(Config::kBlockN % 16 == 0);
+  static_assert(Core<Config>::kScoreKeys % (4 * Config::kRunKeys) == 0);
   extern __shared__ __align__(16) u8 shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
   const i64 parts = NumParts<Config>(params);

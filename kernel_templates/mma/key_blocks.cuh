@@ -4,6 +4,8 @@
 
 #include "core/math.cuh"
 #include "core/problem.cuh"
+#include "mma/score_tile.cuh"
+#include "mma/tile_copy.cuh"
 #include "policy/mask_chain.cuh"
 
 namespace tilewright {
@@ -25,6 +27,28 @@ __device__ __forceinline__ int BlockBelow(int n, const BlockWalk& walk, const Pr
     }
   }
   return n;
+}
+
+// Zeroes the rows of V that no row of the tile of rows may see, between barriers.
+template <class Config, int kKeys, int kPitch, class Params>
+__device__ __forceinline__ void ZeroUnseenValues(typename Config::Element (&v)[kKeys][kPitch],
+                                                 const Problem& problem, i64 q_begin, i64 kv_begin,
+                                                 const Params& params) {
+  for (int key = threadIdx.x; key < kKeys; key += kThreads<Config>) {
+    const i64 j = kv_begin + key;
+    bool seen = false;
+    if (j < problem.seqlen_kv && Config::KvRows::Locate(problem, j, params).exists()) {
+      for (i64 i = q_begin; i < Min(q_begin + Config::kBlockM, problem.seqlen_q); ++i) {
+        seen |= Config::Mask::Keep(problem, i, j, params);
+      }
+    }
+    if (!seen) {
+      for (int d = 0; d < Config::kHeadDimV; ++d) {
+        v[ColumnOfKey<Config::kRunKeys>(key)][d] = typename Config::Element{0};
+      }
+    }
+  }
+  __syncthreads();
 }
 
 // Whether the mask may know of blocks that need no element test. Keys on missing pages do.

@@ -1,6 +1,11 @@
 // A warp's scores as m16n8 accumulators of mma.sync (ptx/mma_sync.cuh): s[m][n][c] of rows
 // [16 m, 16 m + 16) and columns [8 n, 8 n + 8) of the warp's part of a tile. Policies, masks and
 // the online softmax in that layout.
+//
+// Which key is which column is free, as the softmax does not ask for their order: keys are put in
+// shared memory such that a lane's columns are runs of Config::kRunKeys adjacent keys. 2 leaves
+// them in order; 4 and 8 let a lane load the bias or mask of a run at once, and draw its random
+// numbers.
 #ifndef TILEWRIGHT_MMA_SCORE_TILE_CUH_
 #define TILEWRIGHT_MMA_SCORE_TILE_CUH_
 
@@ -9,6 +14,7 @@
 #include "core/online_softmax.cuh"
 #include "core/problem.cuh"
 #include "core/warp_reduce.cuh"
+#include "policy/key_runs.cuh"
 #include "policy/mask_chain.cuh"
 #include "ptx/special.cuh"
 
@@ -22,61 +28,176 @@ __device__ __forceinline__ int ColumnOf(int n, int c) {
   return static_cast<int>(n * 8 + threadIdx.x % 4 * 2 + c % 2);
 }
 
-// Applies score policies and masks to the raw products of rows from `row_begin` and keys from
-// `kv_begin` on. Scores that are not kept become -inf and are not looked at.
+// The column of a tile's key, 0 <= key: a permutation of each 4 * kRunKeys of them. It moves bits
+// only, so that the column of a sum of numbers without common bits is the sum of their columns.
+template <int kRunKeys>
+TILEWRIGHT_HOST_DEVICE constexpr int ColumnOfKey(int key) {
+  static_assert(kRunKeys == 2 || kRunKeys == 4 || kRunKeys == 8);
+  if (kRunKeys == 2) return key;
+  const int run = key / (4 * kRunKeys), lane = key / kRunKeys % 4, number = key % kRunKeys;
+  return (run * (kRunKeys / 2) + number / 2) * 8 + lane * 2 + number % 2;
+}
+
+// The keys of a row that a lane holds: number n is s[m][n / 2][n % 2] (and n % 2 + 2).
+template <class Config, int kNTiles>
+using LaneRuns = KeyRuns<kNTiles * 2 / Config::kRunKeys, Config::kRunKeys, 4 * Config::kRunKeys>;
+template <class Config>
+__device__ __forceinline__ int FirstKeyOfLane() {
+  return static_cast<int>(threadIdx.x % 4 * Config::kRunKeys);
+}
+
+// The policies of one (batch, head).
+template <class Config, class Params>
+struct HeadPolicies {
+  typename Config::Score::template Head<Params> score;
+  typename Config::Mask::template Head<Params> mask;
+  typename Config::Dropout::template Head<Params> dropout;
+
+  __device__ __forceinline__ HeadPolicies(const Problem& problem, const Params& params)
+      : score(problem, params), mask(problem, params), dropout(problem, params) {}
+};
+
+// Which of the keys that the lane holds each of its rows sees, of rows from `row_begin` and keys
+// from `kv_begin` on.
 template <class Config, int kMTiles, int kNTiles, class Params>
-__device__ __forceinline__ void ApplyPolicies(float (&scores)[kMTiles][kNTiles][4],
-                                              const Problem& problem, i64 row_begin, i64 kv_begin,
-                                              bool full, const Params& params) {
-  constexpr int kColumns = kNTiles * 8;
+__device__ __forceinline__ void KeysKept(u32 (&keep)[kMTiles][2],
+                                         const HeadPolicies<Config, Params>& policies,
+                                         const Problem& problem, i64 row_begin, i64 kv_begin,
+                                         const Params& params) {
+  using Runs = LaneRuns<Config, kNTiles>;
+  const i64 j = kv_begin + FirstKeyOfLane<Config>();
+  [[maybe_unused]] const int existing = static_cast<int>(Min(problem.seqlen_kv - j, kNTiles * 8));
+  u32 columns = Runs::kAll;
+  if constexpr (!Config::KvRows::kIsDense) {
+    columns = Config::KvRows::template Existing<Runs>(problem, j, existing, params);
+  }
+  if constexpr (!Config::Mask::kIsInterval) {
+    columns &= policies.mask.template KeepInAllRows<Runs>({0, j, existing});
+  }
 #pragma unroll
   for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      // What rows beyond the length see does not matter, as long as it exists.
       const i64 i = row_begin + RowOf(m, 2 * r);
-      // The row's keys as columns of the tile; none for rows beyond the length.
       const KeyInterval keys = Config::Mask::RowKeys(problem, i, params);
-      const bool inside = i < problem.seqlen_q;
-      const int begin = static_cast<int>(Max(0, Min(keys.begin - kv_begin, kColumns)));
-      const int end = inside ? static_cast<int>(Max(0, Min(keys.end - kv_begin, kColumns))) : 0;
+      keep[m][r] = columns & Runs::Below(keys.end - j);
+      if constexpr (Config::Mask::kCutsLeft) keep[m][r] &= ~Runs::Below(keys.begin - j);
+      if constexpr (!Config::Mask::kIsInterval) {
+        keep[m][r] &=
+            policies.mask.template Keep<Runs>({Min(i, problem.seqlen_q - 1), j, existing});
+      }
+    }
+  }
+}
+
+// Scores of keys outside of their row's interval become -inf: for masks that are intervals of keys
+// that all exist, where this takes fewer registers than KeysKept.
+template <class Config, int kMTiles, int kNTiles, class Params>
+__device__ __forceinline__ void MaskIntervals(float (&scores)[kMTiles][kNTiles][4],
+                                              const Problem& problem, i64 row_begin, i64 kv_begin,
+                                              const Params& params) {
+  using Runs = LaneRuns<Config, kNTiles>;
+  const i64 j = kv_begin + FirstKeyOfLane<Config>();
 #pragma unroll
-      for (int n = 0; n < kNTiles; ++n) {
+  for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const int column = ColumnOf(n, c);
-          const i64 j = kv_begin + column;
-          bool keep = full || (column >= begin && column < end);
-          if constexpr (!Config::KvRows::kIsDense) {
-            keep = keep && Config::KvRows::Locate(problem, j, params).exists();
-          }
-          if constexpr (!Config::Mask::kIsInterval)
-            keep = keep && (full || Config::Mask::Keep(problem, i, j, params));
-          float& s = scores[m][n][2 * r + c];
-          if constexpr (Config::Score::kIdentity) {
-            s = keep ? s : -Infinity();
-          } else {
-            s = keep ? Config::Score::Apply(s * params.core.scale, problem, i, j, params)
-                     : -Infinity();
-          }
+    for (int r = 0; r < 2; ++r) {
+      const KeyInterval keys = Config::Mask::RowKeys(problem, row_begin + RowOf(m, 2 * r), params);
+      const int begin = static_cast<int>(Max(0, Min(keys.begin - j, kNTiles * 8)));
+      const int end = static_cast<int>(Max(0, Min(keys.end - j, kNTiles * 8)));
+#pragma unroll
+      for (int n = 0; n < Runs::kCount; ++n) {
+        const int offset = Runs::Offset(n);
+        const bool keep = offset < end && (!Config::Mask::kCutsLeft || offset >= begin);
+        float& s = scores[m][n / 2][2 * r + n % 2];
+        s = keep ? s : -Infinity();
+      }
+    }
+  }
+}
+
+// ApplyPolicies for any policies.
+template <class Config, int kMTiles, int kNTiles, class Params>
+__device__ __forceinline__ void ApplyAnyPolicies(float (&scores)[kMTiles][kNTiles][4],
+                                                 const HeadPolicies<Config, Params>& policies,
+                                                 const Problem& problem, i64 row_begin,
+                                                 i64 kv_begin, bool whole, const Params& params) {
+  using Runs = LaneRuns<Config, kNTiles>;
+  u32 keep[kMTiles][2];
+#pragma unroll
+  for (int m = 0; m < kMTiles; ++m) keep[m][0] = keep[m][1] = Runs::kAll;
+  if (!whole) {
+    KeysKept<Config, kMTiles, kNTiles>(keep, policies, problem, row_begin, kv_begin, params);
+  }
+  if constexpr (!Config::Score::kIdentity) {
+    const i64 j = kv_begin + FirstKeyOfLane<Config>();
+    const int existing = static_cast<int>(Min(problem.seqlen_kv - j, kNTiles * 8));
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        // Rows beyond the length do as the last one: a policy may look at memory of the row.
+        const i64 i = Min(row_begin + RowOf(m, 2 * r), problem.seqlen_q - 1);
+        const typename Config::Score::template Head<Params>::Row row(policies.score,
+                                                                     {i, j, existing});
+        float values[Runs::kCount];
+#pragma unroll
+        for (int n = 0; n < Runs::kCount; ++n) {
+          values[n] = scores[m][n / 2][2 * r + n % 2] * params.core.scale;
+        }
+        row.template Apply<Runs>(values, keep[m][r]);
+#pragma unroll
+        for (int n = 0; n < Runs::kCount; ++n) scores[m][n / 2][2 * r + n % 2] = values[n];
+      }
+    }
+  }
+  if (!whole) {
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int n = 0; n < Runs::kCount; ++n) {
+          float& s = scores[m][n / 2][2 * r + n % 2];
+          s = keep[m][r] >> n & 1 ? s : -Infinity();
         }
       }
     }
   }
 }
 
+// Applies score policies and masks to the raw products of rows from `row_begin` and keys from
+// `kv_begin` on. Scores that are not kept become -inf and are not looked at. `whole`: all keys
+// exist, and every row sees them.
+template <class Config, int kMTiles, int kNTiles, class Params>
+__device__ __forceinline__ void ApplyPolicies(float (&scores)[kMTiles][kNTiles][4],
+                                              const HeadPolicies<Config, Params>& policies,
+                                              const Problem& problem, i64 row_begin, i64 kv_begin,
+                                              bool whole, const Params& params) {
+  if constexpr (Config::Score::kIdentity && Config::Mask::kIsInterval && Config::KvRows::kIsDense) {
+    if (!whole) MaskIntervals<Config>(scores, problem, row_begin, kv_begin, params);
+  } else {
+    ApplyAnyPolicies<Config>(scores, policies, problem, row_begin, kv_begin, whole, params);
+  }
+}
+
 template <class Config, int kMTiles, int kNTiles, class Params>
 __device__ __forceinline__ void ApplyDropout(float (&weights)[kMTiles][kNTiles][4],
-                                             const Problem& problem, i64 row_begin, i64 kv_begin,
-                                             const Params& params) {
+                                             const HeadPolicies<Config, Params>& policies,
+                                             i64 row_begin, i64 kv_begin) {
+  using Runs = LaneRuns<Config, kNTiles>;
+  const i64 j = kv_begin + FirstKeyOfLane<Config>();
 #pragma unroll
   for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
-    for (int n = 0; n < kNTiles; ++n) {
+    for (int r = 0; r < 2; ++r) {
+      float values[Runs::kCount];
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        weights[m][n][c] *= Config::Dropout::Factor(problem, row_begin + RowOf(m, c),
-                                                    kv_begin + ColumnOf(n, c), params);
-      }
+      for (int n = 0; n < Runs::kCount; ++n) values[n] = weights[m][n / 2][2 * r + n % 2];
+      policies.dropout.template Apply<Runs>(values, row_begin + RowOf(m, 2 * r), j);
+#pragma unroll
+      for (int n = 0; n < Runs::kCount; ++n) weights[m][n / 2][2 * r + n % 2] = values[n];
     }
   }
 }

@@ -8,6 +8,8 @@
 #include "core/math.cuh"
 #include "core/problem.cuh"
 #include "core/types.cuh"
+#include "core/words.cuh"
+#include "mma/score_tile.cuh"
 #include "policy/kv_rows.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/special.cuh"
@@ -24,14 +26,16 @@ TILEWRIGHT_HOST_DEVICE constexpr int PowerOfTwoFrom(int n) {
 template <class Config>
 inline constexpr int kThreads = Config::kWarps * 32;
 
-struct alignas(16) Vec16 {
-  u32 words[4];
-};
-
 // Whether every row of a 16-bit tensor starts on a multiple of 16 bytes.
 __device__ __forceinline__ bool Aligned16(const void* base, const abi::TensorStrides& strides) {
   return (reinterpret_cast<u64>(base) % 16 == 0) &&
          (strides.batch | strides.seq | strides.head) % 8 == 0;
+}
+
+// Bytes, 2 to 16, that the first elements of all rows of a 16-bit tensor are multiples of.
+__device__ __forceinline__ int RowAlignment(const void* base, const abi::TensorStrides& strides) {
+  return AlignmentOf(reinterpret_cast<u64>(base) |
+                     static_cast<u64>(strides.batch | strides.seq | strides.head) * 2);
 }
 
 // Elements between rows of a shared tile that holds `columns` of them.
@@ -67,86 +71,185 @@ struct LocatedRows {
   }
 };
 
-// Copies rows [0, kRows) of a tile from global memory; rows from `valid_rows` on and columns from
-// kColumns to the next multiple of kColumnStep become zeros. `row_pointer(r)` is only read for
-// valid rows. `wide`: every row starts on a multiple of 16 bytes and is copied by cp.async; else
-// element by element.
-template <int kColumns, int kColumnStep, int kThreads, class Element, int kRows, int kPitch,
-          class RowPointer>
-__device__ __forceinline__ void StartCopy(Element (&tile)[kRows][kPitch], int valid_rows, bool wide,
-                                          const RowPointer& row_pointer) {
-  constexpr int kPadded = RoundUp(kColumns, kColumnStep);
-  const int thread = static_cast<int>(threadIdx.x);
-  if (wide) {
-    constexpr int kChunks = kPadded / 8;
-    const auto copy = [&](int row, int chunk, const Element* source_row) {
-      // All bytes of a chunk, those below kColumns, or none: then the address is not followed.
-      int bytes = 16;
-      if (kColumns % 8 != 0 && chunk == kColumns / 8) bytes = kColumns % 8 * 2;
-      if (kPadded - kColumns >= 8 && chunk * 8 >= kColumns) bytes = 0;
-      if (row >= valid_rows || (RowPointer::kMayBeMissing && source_row == nullptr)) bytes = 0;
-      ptx::cp_async_cg_16(ptx::SharedAddress(&tile[row][chunk * 8]), source_row + chunk * 8, bytes);
-    };
-    // A power of two of threads side by side, so that each keeps its column and its addresses are a
-    // constant step apart; for other chunk counts the last of them rest.
-    constexpr int kLanes = PowerOfTwoFrom(kChunks);
-    constexpr int kStep = kThreads / kLanes;
-    const int first_row = thread / kLanes, chunk = thread % kLanes;
-    if (kLanes == kChunks || chunk < kChunks) {
-      if constexpr (!RowPointer::kMayBeMissing) {
-        // In bytes, each from the one before: an addition for a row, no multiplication.
-        u64 source_row = reinterpret_cast<u64>(row_pointer(first_row));
-        const u64 step = static_cast<u64>(
-            ptx::Opaque(row_pointer.stride * kStep * static_cast<i64>(sizeof(Element))));
+// Copies 8 elements of 16 bits to a multiple of 16 bytes. Those from `columns` on become zeros and
+// are not read.
+template <class Element>
+__device__ __forceinline__ void StartNarrowCopy(Element* to, const Element* from, int columns) {
+  if (reinterpret_cast<u64>(from) % 4 == 0) {
 #pragma unroll
-        for (int row = 0; row < kRows / kStep * kStep; row += kStep) {
-          copy(first_row + row, chunk, reinterpret_cast<const Element*>(source_row));
-          source_row += step;
-        }
-      } else {
-#pragma unroll
-        for (int row = 0; row < kRows / kStep * kStep; row += kStep) {
-          copy(first_row + row, chunk, row_pointer(first_row + row));
-        }
-      }
-      if (kRows % kStep != 0 && first_row < kRows % kStep) {
-        copy(kRows / kStep * kStep + first_row, chunk,
-             row_pointer(kRows / kStep * kStep + first_row));
-      }
+    for (int n = 0; n < 8; n += 2) {
+      const int bytes = columns > n + 1 ? 4 : columns > n ? 2 : 0;
+      ptx::cp_async_ca<4>(ptx::SharedAddress(to + n), from + n, bytes);
     }
   } else {
-#pragma unroll 1
-    for (int index = thread; index < kRows * kPadded; index += kThreads) {
-      const int row = index / kPadded, column = index % kPadded;
-      Element element = {0};
-      if (row < valid_rows && column < kColumns) {
-        const Element* source_row = row_pointer(row);
-        if (!RowPointer::kMayBeMissing || source_row != nullptr) element = source_row[column];
+    // Element 0, three aligned pairs, element 7; a pair with one element is read as that.
+    const auto* const halves = reinterpret_cast<const u16*>(from);
+    u32 first = columns > 0 ? halves[0] : 0;
+    Words<16> chunk;
+#pragma unroll
+    for (int n = 1; n < 9; n += 2) {
+      u32 pair = 0;
+      if (n + 1 < 8 && columns > n + 1) {
+        pair = *reinterpret_cast<const u32*>(halves + n);
+      } else if (columns > n) {
+        pair = halves[n];
       }
-      tile[row][column] = element;
+      chunk.word[n / 2] = first | pair << 16;
+      first = pair >> 16;
+    }
+    *reinterpret_cast<Words<16>*>(to) = chunk;
+  }
+}
+
+// A tile to copy: rows of kColumns elements of 16 bits, row r to tile[ColumnOfKey<kRunKeys>(r)];
+// columns from kColumns to the next multiple of kColumnStep become zeros.
+template <int kColumnCount, int kColumnStep, int kRunKeysOfTile>
+struct TileShape {
+  static constexpr int kColumns = kColumnCount;
+  static constexpr int kPadded = RoundUp(kColumnCount, kColumnStep);
+  static constexpr int kRunKeys = kRunKeysOfTile;
+};
+
+// Rows that are multiples of 16 bytes, by one cp.async a chunk of 8 elements.
+template <class Config, class Shape, class Element, int kRows, int kPitch, class RowPointer>
+__device__ __forceinline__ void StartWideCopy(Element (&tile)[kRows][kPitch], int valid_rows,
+                                              const RowPointer& row_pointer) {
+  constexpr int kColumns = Shape::kColumns, kPadded = Shape::kPadded, kChunks = kPadded / 8;
+  // A power of two of threads side by side, so that each keeps its column and its addresses are a
+  // constant step apart; for other chunk counts the last of them rest.
+  constexpr int kLanes = PowerOfTwoFrom(kChunks);
+  constexpr int kStep = kThreads<Config> / kLanes;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int first_row = thread / kLanes, chunk = thread % kLanes;
+  // first_row has no bit of a multiple of kStep, when that is a power of two.
+  constexpr bool kPlacesAdd = (kStep & (kStep - 1)) == 0;
+  const int first_place = ColumnOfKey<Shape::kRunKeys>(first_row);
+  const auto copy = [&](int step, const Element* source_row) {
+    const int row = first_row + step;
+    const int place = kPlacesAdd ? first_place + ColumnOfKey<Shape::kRunKeys>(step)
+                                 : ColumnOfKey<Shape::kRunKeys>(row);
+    // All bytes of a chunk, those below kColumns, or none: then the address is not followed.
+    int bytes = 16;
+    if (kColumns % 8 != 0 && chunk == kColumns / 8) bytes = kColumns % 8 * 2;
+    if (kPadded - kColumns >= 8 && chunk * 8 >= kColumns) bytes = 0;
+    if (row >= valid_rows || (RowPointer::kMayBeMissing && source_row == nullptr)) bytes = 0;
+    ptx::cp_async_cg_16(ptx::SharedAddress(&tile[place][chunk * 8]), source_row + chunk * 8, bytes);
+  };
+  if (kLanes == kChunks || chunk < kChunks) {
+    if constexpr (!RowPointer::kMayBeMissing) {
+      // In bytes, each from the one before: an addition for a row, no multiplication.
+      u64 source_row = reinterpret_cast<u64>(row_pointer(first_row));
+      const u64 distance = static_cast<u64>(
+          ptx::Opaque(row_pointer.stride * kStep * static_cast<i64>(sizeof(Element))));
+#pragma unroll
+      for (int step = 0; step < kRows / kStep * kStep; step += kStep) {
+        copy(step, reinterpret_cast<const Element*>(source_row));
+        source_row += distance;
+      }
+    } else {
+#pragma unroll
+      for (int step = 0; step < kRows / kStep * kStep; step += kStep) {
+        copy(step, row_pointer(first_row + step));
+      }
+    }
+    constexpr int kLast = kRows / kStep * kStep;
+    if (kRows % kStep != 0 && first_row < kRows % kStep)
+      copy(kLast, row_pointer(first_row + kLast));
+  }
+}
+
+// Rows anywhere, kUnit elements at a time: 8 as StartNarrowCopy does, or 1.
+template <class Config, class Shape, int kUnit, class Element, int kRows, int kPitch,
+          class RowPointer>
+__device__ __forceinline__ void CopyRows(Element (&tile)[kRows][kPitch], int valid_rows,
+                                         const RowPointer& row_pointer) {
+  constexpr int kUnits = Shape::kPadded / kUnit;
+#pragma unroll 1
+  for (int index = static_cast<int>(threadIdx.x); index < kRows * kUnits;
+       index += kThreads<Config>) {
+    const int row = index / kUnits, column = index % kUnits * kUnit;
+    const Element* source_row = row < valid_rows ? row_pointer(row) : nullptr;
+    const bool exists = row < valid_rows && (!RowPointer::kMayBeMissing || source_row != nullptr);
+    const int columns = exists ? Shape::kColumns - column : 0;
+    Element* const to = &tile[ColumnOfKey<Shape::kRunKeys>(row)][column];
+    if constexpr (kUnit == 8) {
+      StartNarrowCopy(to, source_row + column, columns);
+    } else {
+      *to = columns > 0 ? source_row[column] : Element{0};
     }
   }
 }
 
+// Copies the rows of a tile from global memory; those from `valid_rows` on become zeros.
+// `row_pointer(r)` is only followed for the others. `wide`: all are multiples of 16 bytes. A plan
+// for rows of 16 bytes (not Config::kNarrowRows) keeps the code for others short, as it costs
+// compile time and registers; a plan for narrow rows has no other.
+template <class Config, class Shape, class Element, int kRows, int kPitch, class RowPointer>
+__device__ __forceinline__ void StartCopy(Element (&tile)[kRows][kPitch], int valid_rows, bool wide,
+                                          const RowPointer& row_pointer) {
+  if constexpr (Config::kNarrowRows) {
+    CopyRows<Config, Shape, 8>(tile, valid_rows, row_pointer);
+  } else if (wide) {
+    StartWideCopy<Config, Shape>(tile, valid_rows, row_pointer);
+  } else {
+    CopyRows<Config, Shape, 1>(tile, valid_rows, row_pointer);
+  }
+}
+
 // Starts the copy of the K or V rows of block n.
-template <class Config, int kColumns, int kColumnStep, int kPitch, class Params>
+template <class Config, class Shape, int kPitch, class Params>
 __device__ __forceinline__ void StartCopyOfKeys(
     typename Config::Element (&tile)[Config::kBlockN][kPitch], const void* base,
-    const abi::TensorStrides& strides, bool wide, const Problem& problem, i64 kv_begin,
-    const Params& params) {
+    const abi::TensorStrides& strides, const Problem& problem, i64 kv_begin, const Params& params) {
   using Element = typename Config::Element;
   const Element* head = static_cast<const Element*>(base) + problem.h_kv * strides.head;
+  const bool wide = Aligned16(base, strides);
   const int valid_rows = static_cast<int>(Min(Config::kBlockN, problem.seqlen_kv - kv_begin));
-  if constexpr (Config::KvRows::kIsDense) {
+  // Rows are a constant stride apart in dense tensors, and in a tile that lies on one page.
+  constexpr bool kOneStride = [] {
+    if constexpr (Config::KvRows::kIsDense)
+      return true;
+    else
+      return Config::KvRows::kPageRows % Config::kBlockN == 0;
+  }();
+  if constexpr (kOneStride) {
     const KvRow first = Config::KvRows::Locate(problem, kv_begin, params);
     const Element* rows = head + first.block * strides.batch + first.row * strides.seq;
-    StartCopy<kColumns, kColumnStep, kThreads<Config>>(tile, valid_rows, wide,
-                                                       DenseRows<Element>{rows, strides.seq});
+    StartCopy<Config, Shape>(tile, first.exists() ? valid_rows : 0, wide,
+                             DenseRows<Element>{rows, strides.seq});
   } else {
-    StartCopy<kColumns, kColumnStep, kThreads<Config>>(
-        tile, valid_rows, wide,
-        LocatedRows<Config, Params>{head, strides, problem, params, kv_begin});
+    StartCopy<Config, Shape>(tile, valid_rows, wide,
+                             LocatedRows<Config, Params>{head, strides, problem, params, kv_begin});
   }
+}
+
+template <int kColumns, int kBytes, class Element>
+__device__ __forceinline__ void StoreTileBy(Element* to, i64 stride, const Element* from, int pitch,
+                                            int rows) {
+  constexpr int kElements = kBytes / 2, kUnits = kColumns / kElements;
+  for (int index = static_cast<int>(threadIdx.x % 32); index < rows * kUnits; index += 32) {
+    const int row = index / kUnits, column = index % kUnits * kElements;
+    *reinterpret_cast<Words<kBytes>*>(to + row * stride + column) =
+        *reinterpret_cast<const Words<kBytes>*>(from + row * pitch + column);
+  }
+}
+
+// Copies rows [0, rows) of kColumns elements of 16 bits to rows of global memory that lie `stride`
+// elements apart, by one warp. `from` and its pitch are multiples of 16 bytes, the rows of `to` of
+// `alignment`.
+template <int kColumns, class Element>
+__device__ __forceinline__ void StoreTile(Element* to, i64 stride, const Element* from, int pitch,
+                                          int rows, int alignment) {
+  if constexpr (kColumns % 8 == 0) {
+    if (alignment == 16) return StoreTileBy<kColumns, 16>(to, stride, from, pitch, rows);
+  }
+  if constexpr (kColumns % 4 == 0) {
+    if (alignment >= 8) return StoreTileBy<kColumns, 8>(to, stride, from, pitch, rows);
+  }
+  if constexpr (kColumns % 4 == 2) {
+    if (alignment >= 4) return StoreTileBy<kColumns, 4>(to, stride, from, pitch, rows);
+  }
+  StoreTileBy<kColumns, 2>(to, stride, from, pitch, rows);
 }
 
 // Writes rows [i_begin, i_begin + rows) of O, as far as they exist, from shared memory, by one
@@ -156,24 +259,14 @@ __device__ __forceinline__ void StoreTileOfRows(const typename Config::Element* 
                                                 i64 i_begin, int rows, const Problem& problem,
                                                 const Params& params) {
   using Element = typename Config::Element;
-  const abi::AttnFwdParams& core = params.core;
-  Element* o = static_cast<Element*>(core.o) + problem.q_batch * core.o_strides.batch +
-               problem.h * core.o_strides.head + (problem.q_row + i_begin) * core.o_strides.seq;
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  rows = static_cast<int>(Min(rows, problem.seqlen_q - i_begin));
-  constexpr int kChunks = RoundUp(Config::kHeadDimV, 8) / 8;
-  if (Config::kHeadDimV % 8 == 0 && Aligned16(core.o, core.o_strides)) {
-    for (int index = lane; index < rows * kChunks; index += 32) {
-      const int row = index / kChunks, column = index % kChunks * 8;
-      *reinterpret_cast<Vec16*>(o + row * core.o_strides.seq + column) =
-          *reinterpret_cast<const Vec16*>(from + row * pitch + column);
-    }
-  } else {
-    for (int index = lane; index < rows * Config::kHeadDimV; index += 32) {
-      const int row = index / Config::kHeadDimV, column = index % Config::kHeadDimV;
-      o[row * core.o_strides.seq + column] = from[row * pitch + column];
-    }
-  }
+  const abi::TensorStrides& strides = params.core.o_strides;
+  Element* o = static_cast<Element*>(params.core.o) + problem.q_batch * strides.batch +
+               problem.h * strides.head + (problem.q_row + i_begin) * strides.seq;
+  // As for copies, narrow rows have code of their own in plans for them only.
+  const int alignment = Config::kNarrowRows ? RowAlignment(params.core.o, strides)
+                                            : (Aligned16(params.core.o, strides) ? 16 : 2);
+  StoreTile<Config::kHeadDimV>(o, strides.seq, from, pitch,
+                               static_cast<int>(Min(rows, problem.seqlen_q - i_begin)), alignment);
 }
 
 }  // namespace tilewright

@@ -1,4 +1,8 @@
 // Dropout of normalised weights: Factor is what a weight is multiplied by.
+//
+// For families that hold many weights of a row at once:
+//   Head<Params> head(problem, params)             once a problem
+//   head.template Apply<Runs>(weights, i, j)       weights[n] belongs to key j + Runs::Offset(n)
 #ifndef TILEWRIGHT_POLICY_DROPOUT_CUH_
 #define TILEWRIGHT_POLICY_DROPOUT_CUH_
 
@@ -15,6 +19,13 @@ struct DropoutNone {
   TILEWRIGHT_HOST_DEVICE static float Factor(const Problem&, i64, i64, const Params&) {
     return 1;
   }
+
+  template <class Params>
+  struct Head {
+    TILEWRIGHT_HOST_DEVICE Head(const Problem&, const Params&) {}
+    template <class Runs>
+    TILEWRIGHT_HOST_DEVICE void Apply(float (&)[Runs::kCount], i64, i64) const {}
+  };
 };
 
 struct DropoutPhilox {
@@ -23,12 +34,40 @@ struct DropoutPhilox {
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static float Factor(const Problem& problem, i64 i, i64 j,
                                              const Params& params) {
-    const abi::DropoutArgs& dropout = params.dropout;
-    const u64 seed = dropout.seed_ptr != nullptr ? *dropout.seed_ptr : dropout.seed;
-    const u64 offset = dropout.offset_ptr != nullptr ? *dropout.offset_ptr : dropout.offset;
-    const i64 bh = problem.b * params.core.heads_q + problem.h;
-    return DropoutWord(seed, offset, bh, i, j) >= dropout.threshold ? dropout.keep_scale : 0;
+    const Head<Params> head(problem, params);
+    const u32 word = DropoutWord(head.seed, head.offset, head.bh, i, j);
+    return word >= params.dropout.threshold ? params.dropout.keep_scale : 0;
   }
+
+  template <class Params>
+  struct Head {
+    const abi::DropoutArgs& args;
+    u64 seed;
+    u64 offset;
+    i64 bh;
+
+    TILEWRIGHT_HOST_DEVICE Head(const Problem& problem, const Params& params)
+        : args(params.dropout),
+          seed(args.seed_ptr != nullptr ? *args.seed_ptr : args.seed),
+          offset(args.offset_ptr != nullptr ? *args.offset_ptr : args.offset),
+          bh(problem.b * params.core.heads_q + problem.h) {}
+
+    // j is a multiple of Runs::kKeys, which divides 4 or is a multiple of it.
+    template <class Runs>
+    TILEWRIGHT_HOST_DEVICE void Apply(float (&weights)[Runs::kCount], i64 i, i64 j) const {
+      constexpr int kTogether = Runs::kKeys < 4 ? Runs::kKeys : 4;
+      TILEWRIGHT_UNROLL
+      for (int n = 0; n < Runs::kCount; n += kTogether) {
+        const i64 key = j + Runs::Offset(n);
+        const PhiloxCounter random = DropoutWords(seed, offset, bh, i, key);
+        TILEWRIGHT_UNROLL
+        for (int k = 0; k < kTogether; ++k) {
+          const u32 word = kTogether == 4 ? random.word[k] : WordOf(random, key + k);
+          weights[n + k] *= word >= args.threshold ? args.keep_scale : 0.f;
+        }
+      }
+    }
+  };
 };
 
 }  // namespace tilewright

@@ -8,6 +8,7 @@
 
 #include "abi/policy_args.h"
 #include "core/problem.cuh"
+#include "policy/key_runs.cuh"
 
 namespace tilewright {
 
@@ -35,11 +36,28 @@ struct KvRowsDense {
 template <i64 kPageSize>
 struct KvRowsPaged {
   static constexpr bool kIsDense = false;
+  static constexpr i64 kPageRows = kPageSize;  // rows of a page lie stride_seq apart
 
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static KvRow Locate(const Problem& problem, i64 j, const Params& params) {
     const i64 page = params.page_table.table[problem.b * params.page_table.stride + j / kPageSize];
     return {page, j % kPageSize};
+  }
+
+  // Which of a lane's keys lie on a page: keys from j, a multiple of Runs::kKeys, on; the first
+  // `existing` of them are below the length.
+  template <class Runs, class Params>
+  TILEWRIGHT_HOST_DEVICE static u32 Existing(const Problem& problem, i64 j, int existing,
+                                             const Params& params) {
+    constexpr int kTogether = kPageSize % Runs::kKeys == 0 ? Runs::kKeys : 1;
+    u32 set = 0;
+    TILEWRIGHT_UNROLL
+    for (int n = 0; n < Runs::kCount; n += kTogether) {
+      const bool exists =
+          Runs::Offset(n) < existing && Locate(problem, j + Runs::Offset(n), params).exists();
+      set |= exists ? ((1u << kTogether) - 1) << n : 0u;
+    }
+    return set;
   }
 };
 

@@ -13,6 +13,17 @@
 //       is known to be full: full_begin == full_end == begin.
 //   kCutsLeft
 //       whether full_begin may be above begin
+//   Full(problem, q_begin, q_end, kv_begin, kv_end, params)
+//       true when every key of [kv_begin, kv_end), all of which exist, is kept for all of the rows;
+//       kKnowsFull says whether it ever is
+//
+// For families that hold many scores of a row at once, in steps, each done as seldom as its
+// arguments change (policy/key_runs.cuh; keys.i < seqlen_q):
+//   Head<Params> head(problem, params)      once a problem
+//   head.SameForAllRows()                   whether Keep does not look at keys.i
+//   head.template Keep<Runs>(keys)          the lane's keys that row keys.i may see, by this mask's
+//                                           rule, among those that exist; an interval has no rule
+//                                           beside RowKeys
 //
 // A key of a block outside [begin, end) is kept for no row, a key of a block inside
 // [full_begin, full_end) for every row; tests/policy proves it by brute force.
@@ -20,6 +31,7 @@
 #define TILEWRIGHT_POLICY_MASK_CHAIN_CUH_
 
 #include "core/problem.cuh"
+#include "policy/key_runs.cuh"
 
 namespace tilewright {
 
@@ -77,10 +89,45 @@ struct KeyInterval {
   i64 end;
 };
 
+// Head of a mask that has nothing but its rule per element.
+template <class Mask, class Params>
+struct ElementwiseMaskHead {
+  const Problem& problem;
+  const Params& params;
+
+  TILEWRIGHT_HOST_DEVICE ElementwiseMaskHead(const Problem& problem, const Params& params)
+      : problem(problem), params(params) {}
+  TILEWRIGHT_HOST_DEVICE bool SameForAllRows() const { return false; }
+  template <class Runs>
+  TILEWRIGHT_HOST_DEVICE u32 Keep(const LaneKeys& keys) const {
+    u32 keep = 0;
+    TILEWRIGHT_UNROLL
+    for (int n = 0; n < Runs::kCount; ++n) {
+      if (Runs::Offset(n) < keys.existing &&
+          Mask::Keep(problem, keys.i, keys.j + Runs::Offset(n), params)) {
+        keep |= 1u << n;
+      }
+    }
+    return keep;
+  }
+};
+
+// Head of a mask that has nothing but its interval.
+template <class Mask, class Params>
+struct IntervalMaskHead {
+  TILEWRIGHT_HOST_DEVICE IntervalMaskHead(const Problem&, const Params&) {}
+  TILEWRIGHT_HOST_DEVICE bool SameForAllRows() const { return true; }
+  template <class Runs>
+  TILEWRIGHT_HOST_DEVICE u32 Keep(const LaneKeys&) const {
+    return Runs::kAll;
+  }
+};
+
 // For masks that only have a rule per element: every block is needed, none is known to be whole.
 struct MaskElementwise {
   static constexpr bool kIsInterval = false;
   static constexpr bool kCutsLeft = false;
+  static constexpr bool kKnowsFull = false;
 
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static KeyInterval RowKeys(const Problem& problem, i64, const Params&) {
@@ -95,6 +142,10 @@ struct MaskElementwise {
   TILEWRIGHT_HOST_DEVICE static bool Skip(const Problem&, i64, i64, i64, i64, const Params&) {
     return false;
   }
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static bool Full(const Problem&, i64, i64, i64, i64, const Params&) {
+    return false;
+  }
 };
 
 // A key is kept when it exists and every mask of the chain keeps it.
@@ -102,6 +153,7 @@ template <class... Masks>
 struct MaskChain {
   static constexpr bool kIsInterval = (Masks::kIsInterval && ...);
   static constexpr bool kCutsLeft = (Masks::kCutsLeft || ...);
+  static constexpr bool kKnowsFull = (Masks::kKnowsFull && ...);
 
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static KeyInterval RowKeys(const Problem& problem, [[maybe_unused]] i64 i,
@@ -132,10 +184,47 @@ struct MaskChain {
     return (Masks::Skip(problem, q_begin, q_end, kv_begin, kv_end, params) || ...);
   }
   template <class Params>
+  TILEWRIGHT_HOST_DEVICE static bool Full([[maybe_unused]] const Problem& problem,
+                                          [[maybe_unused]] i64 q_begin, [[maybe_unused]] i64 q_end,
+                                          [[maybe_unused]] i64 kv_begin,
+                                          [[maybe_unused]] i64 kv_end,
+                                          [[maybe_unused]] const Params& params) {
+    return (Masks::Full(problem, q_begin, q_end, kv_begin, kv_end, params) && ...);
+  }
+  template <class Params>
   TILEWRIGHT_HOST_DEVICE static bool Keep(const Problem& problem, [[maybe_unused]] i64 i, i64 j,
                                           [[maybe_unused]] const Params& params) {
     return j < problem.seqlen_kv && (Masks::Keep(problem, i, j, params) && ...);
   }
+
+  template <class Params>
+  struct Head : Masks::template Head<Params>... {
+    TILEWRIGHT_HOST_DEVICE Head([[maybe_unused]] const Problem& problem,
+                                [[maybe_unused]] const Params& params)
+        : Masks::template Head<Params>(problem, params)... {}
+
+    // The keys that the masks keep which do not look at the row, and those that the others keep.
+    template <class Runs>
+    TILEWRIGHT_HOST_DEVICE u32 KeepInAllRows(const LaneKeys& keys) const {
+      u32 keep = Runs::kAll;
+      (Narrow<typename Masks::template Head<Params>, Runs>(true, keys, &keep), ...);
+      return keep;
+    }
+    template <class Runs>
+    TILEWRIGHT_HOST_DEVICE u32 Keep(const LaneKeys& keys) const {
+      u32 keep = Runs::kAll;
+      (Narrow<typename Masks::template Head<Params>, Runs>(false, keys, &keep), ...);
+      return keep;
+    }
+
+   private:
+    template <class MaskHead, class Runs>
+    TILEWRIGHT_HOST_DEVICE void Narrow(bool same_for_all_rows, const LaneKeys& keys,
+                                       u32* keep) const {
+      const MaskHead& head = *this;
+      if (head.SameForAllRows() == same_for_all_rows) *keep &= head.template Keep<Runs>(keys);
+    }
+  };
 };
 
 }  // namespace tilewright

@@ -26,6 +26,11 @@ struct Window {
             diagonal + (right < 0 ? reach : Min(right, reach)) + 1};
   }
 
+  TILEWRIGHT_HOST_DEVICE bool Full(const Problem& problem, i64 q_begin, i64 q_end, i64 kv_begin,
+                                   i64 kv_end) const {
+    return RowKeys(problem, q_end - 1).begin <= kv_begin && RowKeys(problem, q_begin).end >= kv_end;
+  }
+
   TILEWRIGHT_HOST_DEVICE BlockRange NBlocks(const Problem& problem, i64 q_begin, i64 q_end,
                                             i64 block_n) const {
     const KeyInterval first = RowKeys(problem, q_begin);
@@ -37,6 +42,7 @@ struct Window {
 template <Align kAlign>
 struct MaskCausal {
   static constexpr bool kIsInterval = true;
+  static constexpr bool kKnowsFull = true;
   static constexpr bool kCutsLeft = false;
 
   template <class Params>
@@ -53,15 +59,23 @@ struct MaskCausal {
     return false;
   }
   template <class Params>
+  TILEWRIGHT_HOST_DEVICE static bool Full(const Problem& problem, i64 q_begin, i64 q_end,
+                                          i64 kv_begin, i64 kv_end, const Params&) {
+    return Window<kAlign>{-1, 0}.Full(problem, q_begin, q_end, kv_begin, kv_end);
+  }
+  template <class Params>
   TILEWRIGHT_HOST_DEVICE static bool Keep(const Problem& problem, i64 i, i64 j, const Params&) {
     return Window<kAlign>{-1, 0}.Keep(problem, i, j);
   }
+  template <class Params>
+  using Head = IntervalMaskHead<MaskCausal, Params>;
 };
 
 // The distances are run-time arguments: params.window.
 template <Align kAlign>
 struct MaskWindow {
   static constexpr bool kIsInterval = true;
+  static constexpr bool kKnowsFull = true;
   static constexpr bool kCutsLeft = true;
 
   template <class Params>
@@ -80,10 +94,18 @@ struct MaskWindow {
     return false;
   }
   template <class Params>
+  TILEWRIGHT_HOST_DEVICE static bool Full(const Problem& problem, i64 q_begin, i64 q_end,
+                                          i64 kv_begin, i64 kv_end, const Params& params) {
+    return Window<kAlign>{params.window.left, params.window.right}.Full(problem, q_begin, q_end,
+                                                                        kv_begin, kv_end);
+  }
+  template <class Params>
   TILEWRIGHT_HOST_DEVICE static bool Keep(const Problem& problem, i64 i, i64 j,
                                           const Params& params) {
     return Window<kAlign>{params.window.left, params.window.right}.Keep(problem, i, j);
   }
+  template <class Params>
+  using Head = IntervalMaskHead<MaskWindow, Params>;
 };
 
 }  // namespace tilewright

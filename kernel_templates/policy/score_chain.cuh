@@ -19,13 +19,54 @@
 //   kPointwise, ApplyToAll(products, scale, params), Unit(params)
 //     for a policy that looks at the score alone: all products of a thread, masked ones included,
 //     to scores in multiples of a positive unit
+//
+// For families that hold many scores of a row at once, in steps, each done as seldom as
+// its arguments change:
+//
+//   Head<Params> head(problem, params)            once a problem
+//   Head<Params>::Row row(head, keys)             once a row and tile; keys.i < seqlen_q
+//   row.template Apply<Runs>(scores, keep)        scores[n] belongs to key keys.j + Runs::Offset(n)
+//
+// Scores that are not in the set `keep` may become anything; keys outside of it that exist may be
+// looked up (a bias term has them), keys that do not exist are not. This form may be approximate to
+// the accuracy that 16-bit operands ask for.
 #ifndef TILEWRIGHT_POLICY_SCORE_CHAIN_CUH_
 #define TILEWRIGHT_POLICY_SCORE_CHAIN_CUH_
 
 #include "core/dual.cuh"
 #include "core/problem.cuh"
+#include "policy/key_runs.cuh"
 
 namespace tilewright {
+
+// Head of a policy that has nothing but its rule per element.
+template <class Score, class Params>
+struct ElementwiseScoreHead {
+  const Problem& problem;
+  const Params& params;
+
+  TILEWRIGHT_HOST_DEVICE ElementwiseScoreHead(const Problem& problem, const Params& params)
+      : problem(problem), params(params) {}
+
+  struct Row {
+    const ElementwiseScoreHead& head;
+    LaneKeys keys;
+
+    TILEWRIGHT_HOST_DEVICE Row(const ElementwiseScoreHead& head, const LaneKeys& keys)
+        : head(head), keys(keys) {}
+
+    template <class Runs>
+    TILEWRIGHT_HOST_DEVICE void Apply(float (&scores)[Runs::kCount], u32 keep) const {
+      TILEWRIGHT_UNROLL
+      for (int n = 0; n < Runs::kCount; ++n) {
+        if (keep >> n & 1) {
+          scores[n] =
+              Score::Apply(scores[n], head.problem, keys.i, keys.j + Runs::Offset(n), head.params);
+        }
+      }
+    }
+  };
+};
 
 template <class Score, class Params>
 concept HasRow = requires(const Problem& problem, i64 n, const Params& params) {
@@ -111,6 +152,25 @@ struct ScoreChain {
     ((score = Scores::Apply(score, problem, i, j, params)), ...);
     return score;
   }
+
+  template <class Params>
+  struct Head : Scores::template Head<Params>... {
+    TILEWRIGHT_HOST_DEVICE Head([[maybe_unused]] const Problem& problem,
+                                [[maybe_unused]] const Params& params)
+        : Scores::template Head<Params>(problem, params)... {}
+
+    struct Row : Scores::template Head<Params>::Row... {
+      TILEWRIGHT_HOST_DEVICE Row([[maybe_unused]] const Head& head,
+                                 [[maybe_unused]] const LaneKeys& keys)
+          : Scores::template Head<Params>::Row(head, keys)... {}
+
+      template <class Runs>
+      TILEWRIGHT_HOST_DEVICE void Apply([[maybe_unused]] float (&scores)[Runs::kCount],
+                                        [[maybe_unused]] u32 keep) const {
+        (Scores::template Head<Params>::Row::template Apply<Runs>(scores, keep), ...);
+      }
+    };
+  };
 
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static ScorePoint Differentiate(float score,

@@ -5,6 +5,7 @@
 #include "abi/policy_args.h"
 #include "core/problem.cuh"
 #include "core/tanh.cuh"
+#include "policy/score_chain.cuh"
 
 namespace tilewright {
 
@@ -29,6 +30,26 @@ struct ScoreSoftcap {
                                              const Params& params) {
     return params.softcap.cap * Tanh(score * params.softcap.inverse_cap);
   }
+
+  template <class Params>
+  struct Head {
+    abi::SoftcapArgs softcap;
+
+    TILEWRIGHT_HOST_DEVICE Head(const Problem&, const Params& params) : softcap(params.softcap) {}
+
+    struct Row {
+      abi::SoftcapArgs softcap;
+
+      TILEWRIGHT_HOST_DEVICE Row(const Head& head, const LaneKeys&) : softcap(head.softcap) {}
+
+      template <class Runs>
+      TILEWRIGHT_HOST_DEVICE void Apply(float (&scores)[Runs::kCount], u32) const {
+        TanhOfAll(scores, softcap.inverse_cap);
+        TILEWRIGHT_UNROLL
+        for (int n = 0; n < Runs::kCount; ++n) scores[n] *= softcap.cap;
+      }
+    };
+  };
 };
 
 }  // namespace tilewright

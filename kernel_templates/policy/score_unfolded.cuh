@@ -5,6 +5,7 @@
 #define TILEWRIGHT_POLICY_SCORE_UNFOLDED_CUH_
 
 #include "core/problem.cuh"
+#include "policy/score_chain.cuh"
 
 namespace tilewright {
 
@@ -16,6 +17,8 @@ struct ScoreUnfolded {
                                              const Params&) {
     return score;
   }
+  template <class Params>
+  using Head = ElementwiseScoreHead<ScoreUnfolded, Params>;
 };
 
 }  // namespace tilewright

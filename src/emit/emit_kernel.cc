@@ -81,7 +81,8 @@ std::string PlanName(const KernelPlan& plan) {
                           plan.over_v ? "v" : "");
     case Family::kFwdSm80:
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "s", plan.stages,
-                          plan.peeled ? "peeled" : "", plan.split ? "split" : "");
+                          plan.peeled ? "peeled" : "", plan.narrow_rows ? "narrow" : "",
+                          plan.split ? "split" : "");
     case Family::kFwdSimple:
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "r",
                           plan.rows_per_warp, "p", plan.panel);
@@ -328,7 +329,16 @@ RegisterSplit RegistersOf(const KernelPlan& plan) {
   }
 }
 
-void WritePlan(const KernelPlan& plan, ConfigWriter& config) {
+// Adjacent keys of a row that one lane holds (mma/score_tile.cuh). More of them where a key has
+// something of its own in memory, or random numbers in fours; in their natural order otherwise.
+int RunKeys(const AttentionSpec& spec, const KernelPlan& plan) {
+  if (spec.bias.empty() && spec.dropout == 0 && spec.page_size == 0 && spec.block_mask_q == 0) {
+    return 2;
+  }
+  return plan.block_n % 32 == 0 ? 8 : 4;
+}
+
+void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& config) {
   config.Int("kWarps", plan.warps)
       .Int("kRowsPerWarp", plan.rows_per_warp)
       .Int("kBlockM", plan.block_m)
@@ -354,7 +364,10 @@ void WritePlan(const KernelPlan& plan, ConfigWriter& config) {
           .Int("kStages", plan.stages)
           .Bool("kPeeled", plan.peeled)
           .Bool("kQInRegisters", false)
-          .Bool("kSplit", plan.split);
+          .Bool("kSplit", plan.split)
+
+          .Bool("kNarrowRows", plan.narrow_rows)
+          .Int("kRunKeys", RunKeys(spec, plan));
       break;
     case Family::kFwdSimple:
       config.Int("kPanel", plan.panel);
@@ -403,7 +416,7 @@ std::string ConfigText(const AttentionSpec& spec, const KernelPlan& plan,
       .Int64("kSeqlenQ", spec.exact ? spec.seqlen_q : 0)
       .Int64("kSeqlenKv", spec.exact ? spec.seqlen_kv : 0)
       .Section("plan");
-  WritePlan(plan, config);
+  WritePlan(spec, plan, config);
   if (plan.family == Family::kBwdPrep) {
     config.Int("kDqSumsOfTile", plan::DqSumsOfTile(plan.block_m, spec.dim_qk));
   }

@@ -149,6 +149,8 @@ artifact::SourceFile UserScorePolicy(const AttentionSpec& spec) {
                   &text);
   }
   absl::StrAppend(&text,
+                  "  template <class Params>\n"
+                  "  using Head = ElementwiseScoreHead<ScoreUser, Params>;\n"
                   "};\n\n}  // namespace tilewright\n\n"
                   "#endif  // TILEWRIGHT_USER_SCORE_MOD_CUH_\n");
   return {.name = std::string(kUserScoreHeader), .text = std::move(text)};
@@ -169,6 +171,8 @@ artifact::SourceFile UserMaskPolicy(const AttentionSpec& spec) {
       kArguments, ")", OpenScopes(spec));
   AppendSnippet(spec.mask_snippet, "mask_snippet", "bool", kUserMaskHeader, &text);
   absl::StrAppend(&text,
+                  "  template <class Params>\n"
+                  "  using Head = ElementwiseMaskHead<MaskUser, Params>;\n"
                   "};\n\n}  // namespace tilewright\n\n"
                   "#endif  // TILEWRIGHT_USER_MASK_MOD_CUH_\n");
   return {.name = std::string(kUserMaskHeader), .text = std::move(text)};

@@ -4,6 +4,7 @@
 // product, and pay as long as the output sums fit its registers. Two stages let the copies of a
 // tile run behind the whole of the tile before it, one leaves room for wider tiles or more blocks.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <string>
@@ -90,6 +91,14 @@ FamilyAnswer Refuse(const PlanRequest& request) {
   return answer;
 }
 
+// Whether rows of Q, K or V are no multiples of 16 bytes, by the typical strides.
+bool HasNarrowRows(const AttentionSpec& spec) {
+  const std::array<Strides, 4> strides = spec::EffectiveStrides(spec);
+  return std::any_of(strides.begin(), strides.begin() + 3, [](const Strides& one) {
+    return (one.batch | one.seq | one.head) % 8 != 0;  // 16-bit elements
+  });
+}
+
 // Blocks that run on an SM at a time.
 int64_t ResidentBlocks(const arch::ArchTraits& traits, const KernelPlan& plan,
                        int64_t accumulators) {
@@ -168,6 +177,7 @@ FamilyAnswer PlanFwdSm80(const PlanRequest& request) {
   FamilyAnswer answer = Refuse(request);
   if (!answer.refusal.empty()) return answer;
   const AttentionSpec& spec = request.spec;
+  const bool narrow_rows = HasNarrowRows(spec);
   std::vector<Candidate> candidates;
   for (const WarpChoice& choice : kWarpChoices) {
     for (int block_n : kBlockNChoices) {
@@ -185,6 +195,7 @@ FamilyAnswer PlanFwdSm80(const PlanRequest& request) {
         plan.warps = choice.warps;
         plan.rows_per_warp = choice.rows_per_warp;
         plan.stages = stages;
+        plan.narrow_rows = narrow_rows;
         plan.smem_bytes = FwdSm80SmemBytes(plan.block_m, block_n, stages, spec.dim_qk, spec.dim_v);
         if (plan.smem_bytes > request.traits.smem_per_block_optin) continue;
         OfferParts(request, ResidentBlocks(request.traits, plan, accumulators), plan);

@@ -37,7 +37,7 @@ struct Flag {
   bool KernelPlan::*field;
 };
 constexpr Flag kFlags[] = {
-    {"peeled", &KernelPlan::peeled},  {"split", &KernelPlan::split},
+    {"peeled", &KernelPlan::peeled}, {"narrow", &KernelPlan::narrow_rows},  {"split", &KernelPlan::split},
     {"opt", &KernelPlan::optimistic}, {"ones", &KernelPlan::ones},
     {"pp", &KernelPlan::ping_pong},   {"own_o", &KernelPlan::own_o},
     {"over_v", &KernelPlan::over_v},

@@ -44,6 +44,7 @@ struct KernelPlan {
   int panel = 0;          // attn_fwd_simple: columns of K or V in shared memory at a time
   int stages = 0;         // tiles of K and of V in shared memory; attn_fwd_sm80: 1 or 2
   bool peeled = false;    // attn_fwd_sm80: a loop of its own for tiles that need no mask
+  bool narrow_rows = false;  // attn_fwd_sm80: rows are typically no multiples of 16 bytes
   bool split = false;     // the keys of a tile may be cut into parts, which attn_combine merges
   int slots = 0;          // with split: blocks that run at a time on the board planned for
   // attn_fwd_sm90: `warps` are those of a loading warpgroup and of `consumers` computing ones, with

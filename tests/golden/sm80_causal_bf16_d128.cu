@@ -35,6 +35,8 @@ struct Config {
   static constexpr bool kPeeled = true;
   static constexpr bool kQInRegisters = false;
   static constexpr bool kSplit = false;
+  static constexpr bool kNarrowRows = false;
+  static constexpr int kRunKeys = 2;
   // policies
   using Lengths = LengthsUniform;
   using KvRows = KvRowsDense;

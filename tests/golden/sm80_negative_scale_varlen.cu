@@ -37,6 +37,8 @@ struct Config {
   static constexpr bool kPeeled = false;
   static constexpr bool kQInRegisters = false;
   static constexpr bool kSplit = false;
+  static constexpr bool kNarrowRows = false;
+  static constexpr int kRunKeys = 2;
   // policies
   using Lengths = LengthsVarlen;
   using KvRows = KvRowsDense;

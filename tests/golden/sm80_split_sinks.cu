@@ -38,6 +38,8 @@ struct Config {
   static constexpr bool kPeeled = false;
   static constexpr bool kQInRegisters = false;
   static constexpr bool kSplit = true;
+  static constexpr bool kNarrowRows = false;
+  static constexpr int kRunKeys = 2;
   // policies
   using Lengths = LengthsUniform;
   using KvRows = KvRowsDense;

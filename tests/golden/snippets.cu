@@ -100,6 +100,8 @@ score + gain * table[(i - j) % period]
       );
     }
   }
+  template <class Params>
+  using Head = ElementwiseScoreHead<ScoreUser, Params>;
 };
 
 }  // namespace tilewright
@@ -142,6 +144,8 @@ return ids[b * seqlen_kv + i] == ids[b * seqlen_kv + j];
       }
     }
   }
+  template <class Params>
+  using Head = ElementwiseMaskHead<MaskUser, Params>;
 };
 
 }  // namespace tilewright
