@@ -365,7 +365,6 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
           .Bool("kPeeled", plan.peeled)
           .Bool("kQInRegisters", false)
           .Bool("kSplit", plan.split)
-
           .Bool("kNarrowRows", plan.narrow_rows)
           .Int("kRunKeys", RunKeys(spec, plan));
       break;
