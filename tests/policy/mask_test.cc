@@ -236,5 +236,56 @@ TEST(MaskChainTest, KeepsWhatAllOfItsMasksKeep) {
   }
 }
 
+// Chain::Head's rows keep of every existing key what Keep keeps inside of the row's interval, and a
+// tile that Full calls full is kept whole.
+template <class Chain, class Runs>
+void CheckHead(const Problem& problem, const PolicyParams& params) {
+  const typename Chain::template Head<PolicyParams> head(problem, params);
+  for (i64 i = 0; i < problem.seqlen_q; ++i) {
+    for (i64 j = 0; j < problem.seqlen_kv; j += Runs::kKeys) {
+      const LaneKeys keys = {i, j, static_cast<int>(problem.seqlen_kv - j)};
+      const KeyInterval interval = Chain::RowKeys(problem, i, params);
+      const u32 kept = head.template KeepInAllRows<Runs>({0, j, keys.existing}) &
+                       head.template Keep<Runs>(keys) & Runs::Below(interval.end - j) &
+                       ~Runs::Below(interval.begin - j);
+      for (int n = 0; n < Runs::kCount; ++n) {
+        const i64 key = j + Runs::Offset(n);
+        const bool expected = key < problem.seqlen_kv && Chain::Keep(problem, i, key, params);
+        ASSERT_EQ((kept >> n & 1) != 0, expected) << "row " << i << " key " << key;
+      }
+    }
+  }
+  for (i64 begin = 0; begin < problem.seqlen_kv; begin += 8) {
+    const i64 end = Min(begin + 8, problem.seqlen_kv);
+    if (!Chain::Full(problem, 0, problem.seqlen_q, begin, end, params)) continue;
+    for (i64 i = 0; i < problem.seqlen_q; ++i) {
+      for (i64 j = begin; j < end; ++j) ASSERT_TRUE(Chain::Keep(problem, i, j, params));
+    }
+  }
+}
+
+TEST(MaskHeadTest, RowsAgreeWithKeep) {
+  constexpr i64 kRows = 7, kKeys = 72;
+  std::mt19937 random(3);
+  std::vector<u8> table(kRows * kKeys), blocks(2 * 9);
+  for (u8& byte : table) byte = random() % 3 == 0 ? 0 : static_cast<u8>(random() | 1);
+  for (u8& byte : blocks) byte = random() % 4 != 0;
+  PolicyParams params;
+  params.window = {20, 5};
+  params.block_mask = {.mask = blocks.data(), .stride_batch = 0, .stride_head = 0, .stride_q = 9};
+  for (const i64 stride_q : {i64{0}, kKeys}) {  // of the first term: shared by all rows, or not
+    params.bias[0] = {table.data(), 0, 0, stride_q, 1, 1, 1};
+    params.bias[1] = {table.data() + 1, 0, 0, kKeys, 1, 1, 1};
+    const Problem problem = DenseProblem(kRows - 1, kKeys - 1);
+    using Chain =
+        MaskChain<MaskWindow<Align::kBottomRight>, MaskBlock<4, 8>, MaskBias<0>, MaskBias<1>>;
+    CheckHead<Chain, KeyRuns<4, 2, 8>>(problem, params);
+    CheckHead<Chain, KeyRuns<2, 4, 16>>(problem, params);
+    CheckHead<Chain, KeyRuns<2, 8, 32>>(problem, params);
+    CheckHead<MaskChain<MaskBlock<4, 8>>, KeyRuns<2, 8, 32>>(problem, params);
+    CheckHead<MaskChain<MaskCausal<Align::kTopLeft>>, KeyRuns<2, 8, 32>>(problem, params);
+  }
+}
+
 }  // namespace
 }  // namespace tilewright
