@@ -204,6 +204,8 @@ return d_score;
       }
     }
   }
+  template <class Params>
+  using Head = ElementwiseScoreHead<ScoreUser, Params>;
 };
 
 }  // namespace tilewright

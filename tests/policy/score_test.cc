@@ -225,104 +225,105 @@ TEST(DualTest, TakesElementsOfEveryTypeAsConstants) {
   const Dual y = x * bf16 + int8 + 4 + i64{1} - 0.5;
   EXPECT_EQ(y.value, 10.5f);
   EXPECT_EQ(y.derivative, 1.5f);
+}
 
-  // Chain::Head's rows say of every existing key what Apply says, wherever the lane's runs begin.
-  template <class Chain, class Runs>
-  void CheckRows(const Problem& problem, const PolicyParams& params) {
-    const typename Chain::template Head<PolicyParams> head(problem, params);
-    for (i64 i = 0; i < problem.seqlen_q; ++i) {
-      for (i64 j = 0; j < problem.seqlen_kv; j += Runs::kKeys) {
-        const LaneKeys keys = {i, j, static_cast<int>(problem.seqlen_kv - j)};
-        const typename Chain::template Head<PolicyParams>::Row row(head, keys);
-        float scores[Runs::kCount];
-        for (int n = 0; n < Runs::kCount; ++n) scores[n] = 0.25f * static_cast<float>(n) - 1;
-        row.template Apply<Runs>(scores, Runs::kAll & Runs::Below(keys.existing));
-        for (int n = 0; n < Runs::kCount; ++n) {
-          const i64 key = j + Runs::Offset(n);
-          if (key >= problem.seqlen_kv) continue;
-          const float expected =
-              Chain::Apply(0.25f * static_cast<float>(n) - 1, problem, i, key, params);
-          ASSERT_NEAR(scores[n], expected, 1e-6f * (1 + std::abs(expected)))
-              << "row " << i << " key " << key;
-        }
+// Chain::Head's rows say of every existing key what Apply says, wherever the lane's runs begin.
+template <class Chain, class Runs>
+void CheckRows(const Problem& problem, const PolicyParams& params) {
+  const typename Chain::template Head<PolicyParams> head(problem, params);
+  for (i64 i = 0; i < problem.seqlen_q; ++i) {
+    for (i64 j = 0; j < problem.seqlen_kv; j += Runs::kKeys) {
+      const LaneKeys keys = {i, j, static_cast<int>(problem.seqlen_kv - j)};
+      const typename Chain::template Head<PolicyParams>::Row row(head, keys);
+      float scores[Runs::kCount];
+      for (int n = 0; n < Runs::kCount; ++n) scores[n] = 0.25f * static_cast<float>(n) - 1;
+      row.template Apply<Runs>(scores, Runs::kAll & Runs::Below(keys.existing));
+      for (int n = 0; n < Runs::kCount; ++n) {
+        const i64 key = j + Runs::Offset(n);
+        if (key >= problem.seqlen_kv) continue;
+        const float expected =
+            Chain::Apply(0.25f * static_cast<float>(n) - 1, problem, i, key, params);
+        ASSERT_NEAR(scores[n], expected, 1e-6f * (1 + std::abs(expected)))
+            << "row " << i << " key " << key;
       }
     }
   }
+}
 
-  TEST(ScoreHeadTest, RowsAgreeWithApply) {
-    constexpr i64 kRows = 5;
-    const float slopes[] = {-0.5f, 0.25f};
-    for (const i64 keys : {3, 16, 40, 64}) {
-      const std::vector<float> table = CountedTable(3 * 2 * kRows * keys);
-      std::vector<Bf16> narrow(table.size());
-      for (size_t n = 0; n < table.size(); ++n) FromFloat(table[n] * 0.125f, &narrow[n]);
-      PolicyParams params;
-      params.alibi = {slopes, 0};
-      params.softcap = {30.f, 1 / 30.f};
-      params.bias[0] = {.data = table.data(),
-                        .stride_batch = 2 * kRows * keys,
-                        .stride_head = kRows * keys,
-                        .stride_q = keys,
-                        .stride_kv = 1,
-                        .batch_div = 2,
-                        .batch_mod = 3};
-      params.bias[1] = {.data = narrow.data(),
-                        .stride_batch = 0,
-                        .stride_head = 0,
-                        .stride_q = keys,
-                        .stride_kv = keys % 2 == 0 ? 1 : 2,
-                        .batch_div = 1,
-                        .batch_mod = 1};
-      if (keys % 2 != 0) params.bias[1].stride_q = 2 * keys;
-      using Chain = ScoreChain<ScoreBias<0, float>, ScoreBias<1, Bf16>,
-                               ScoreAlibi<Align::kBottomRight>, ScoreSoftcap>;
-      Problem problem = DenseProblem(kRows, keys);
-      problem.b = 5;
-      problem.h = 1;
-      SCOPED_TRACE(keys);
-      CheckRows<Chain, KeyRuns<4, 2, 8>>(problem, params);
-      CheckRows<Chain, KeyRuns<2, 4, 16>>(problem, params);
-      CheckRows<Chain, KeyRuns<2, 8, 32>>(problem, params);
-    }
-  }
-
-  template <class Runs>
-  void CheckDropout(const PolicyParams& params) {
-    const Problem problem = DenseProblem(3, 64);
-    const DropoutPhilox::Head<PolicyParams> head(problem, params);
-    for (i64 i = 0; i < 3; ++i) {
-      for (i64 j = 0; j < 32; j += Runs::kKeys) {
-        float weights[Runs::kCount];
-        for (float& weight : weights) weight = 1;
-        head.template Apply<Runs>(weights, i, j);
-        for (int n = 0; n < Runs::kCount; ++n) {
-          ASSERT_EQ(weights[n], DropoutPhilox::Factor(problem, i, j + Runs::Offset(n), params));
-        }
-      }
-    }
-  }
-
-  TEST(DropoutHeadTest, RunsAgreeWithFactor) {
+TEST(ScoreHeadTest, RowsAgreeWithApply) {
+  constexpr i64 kRows = 5;
+  const float slopes[] = {-0.5f, 0.25f};
+  for (const i64 keys : {3, 16, 40, 64}) {
+    const std::vector<float> table = CountedTable(3 * 2 * kRows * keys);
+    std::vector<Bf16> narrow(table.size());
+    for (size_t n = 0; n < table.size(); ++n) FromFloat(table[n] * 0.125f, &narrow[n]);
     PolicyParams params;
-    params.core.heads_q = 2;
-    params.dropout.seed = 7;
-    params.dropout.offset = 1ull << 40;
-    params.dropout.threshold = 1u << 31;
-    params.dropout.keep_scale = 2;
-    CheckDropout<KeyRuns<4, 2, 8>>(params);
-    CheckDropout<KeyRuns<2, 4, 16>>(params);
-    CheckDropout<KeyRuns<2, 8, 32>>(params);
+    params.alibi = {slopes, 0};
+    params.softcap = {30.f, 1 / 30.f};
+    params.bias[0] = {.data = table.data(),
+                      .stride_batch = 2 * kRows * keys,
+                      .stride_head = kRows * keys,
+                      .stride_q = keys,
+                      .stride_kv = 1,
+                      .batch_div = 2,
+                      .batch_mod = 3};
+    params.bias[1] = {.data = narrow.data(),
+                      .stride_batch = 0,
+                      .stride_head = 0,
+                      .stride_q = keys,
+                      .stride_kv = keys % 2 == 0 ? 1 : 2,
+                      .batch_div = 1,
+                      .batch_mod = 1};
+    if (keys % 2 != 0) params.bias[1].stride_q = 2 * keys;
+    using Chain = ScoreChain<ScoreBias<0, float>, ScoreBias<1, Bf16>,
+                             ScoreAlibi<Align::kBottomRight>, ScoreSoftcap>;
+    Problem problem = DenseProblem(kRows, keys);
+    problem.b = 5;
+    problem.h = 1;
+    SCOPED_TRACE(keys);
+    CheckRows<Chain, KeyRuns<4, 2, 8>>(problem, params);
+    CheckRows<Chain, KeyRuns<2, 4, 16>>(problem, params);
+    CheckRows<Chain, KeyRuns<2, 8, 32>>(problem, params);
   }
+}
 
-  TEST(KeyRunsTest, BelowHasTheNumbersOfTheKeysBefore) {
-    using Runs = KeyRuns<2, 4, 16>;
-    for (i64 keys = -3; keys < 40; ++keys) {
-      u32 expected = 0;
-      for (int n = 0; n < Runs::kCount; ++n) expected |= (Runs::Offset(n) < keys ? 1u : 0u) << n;
-      EXPECT_EQ(Runs::Below(keys), expected) << keys;
+template <class Runs>
+void CheckDropout(const PolicyParams& params) {
+  const Problem problem = DenseProblem(3, 64);
+  const DropoutPhilox::Head<PolicyParams> head(problem, params);
+  for (i64 i = 0; i < 3; ++i) {
+    for (i64 j = 0; j < 32; j += Runs::kKeys) {
+      float weights[Runs::kCount];
+      for (float& weight : weights) weight = 1;
+      head.template Apply<Runs>(weights, i, j);
+      for (int n = 0; n < Runs::kCount; ++n) {
+        ASSERT_EQ(weights[n], DropoutPhilox::Factor(problem, i, j + Runs::Offset(n), params));
+      }
     }
-    EXPECT_EQ((KeyRuns<16, 2, 8>::Below(1 << 20)), 0xffffffffu);
   }
+}
+
+TEST(DropoutHeadTest, RunsAgreeWithFactor) {
+  PolicyParams params;
+  params.core.heads_q = 2;
+  params.dropout.seed = 7;
+  params.dropout.offset = 1ull << 40;
+  params.dropout.threshold = 1u << 31;
+  params.dropout.keep_scale = 2;
+  CheckDropout<KeyRuns<4, 2, 8>>(params);
+  CheckDropout<KeyRuns<2, 4, 16>>(params);
+  CheckDropout<KeyRuns<2, 8, 32>>(params);
+}
+
+TEST(KeyRunsTest, BelowHasTheNumbersOfTheKeysBefore) {
+  using Runs = KeyRuns<2, 4, 16>;
+  for (i64 keys = -3; keys < 40; ++keys) {
+    u32 expected = 0;
+    for (int n = 0; n < Runs::kCount; ++n) expected |= (Runs::Offset(n) < keys ? 1u : 0u) << n;
+    EXPECT_EQ(Runs::Below(keys), expected) << keys;
+  }
+  EXPECT_EQ((KeyRuns<16, 2, 8>::Below(1 << 20)), 0xffffffffu);
+}
 
 }  // namespace
 }  // namespace tilewright
