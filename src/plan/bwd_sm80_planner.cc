@@ -32,8 +32,8 @@ struct Tiles {
 // fewer barriers.
 constexpr Tiles kChoices[] = {
     {128, 128, 8, 4, 4, 2}, {64, 128, 8, 4, 2, 2}, {64, 128, 8, 4, 2, 1}, {64, 64, 8, 4, 4, 2},
-    {64, 64, 8, 4, 4, 1},   {64, 64, 4, 2, 2, 2},  {64, 64, 4, 2, 2, 1},  {32, 64, 8, 4, 2, 1},
-    {32, 64, 4, 2, 2, 1},   {32, 32, 4, 2, 2, 1},
+    {64, 64, 8, 4, 4, 1},   {64, 64, 4, 2, 2, 2},  {64, 64, 4, 2, 2, 1},  {32, 64, 8, 4, 2, 2},
+    {32, 64, 8, 4, 2, 1},   {32, 64, 4, 2, 2, 1},  {32, 32, 4, 2, 2, 1},
 };
 
 int64_t RoundUp(int64_t n, int64_t multiple) { return CeilDiv(n, multiple) * multiple; }
@@ -59,6 +59,16 @@ int64_t Accumulators(const AttentionSpec& spec, const Tiles& tiles) {
   // S and dP, and with policies what they depend on.
   const int64_t per_pair = HasScorePolicies(spec) ? 3 : 2;
   return keys * (columns + per_pair * rows) / 32;
+}
+
+// Registers of a lane for sums and for dQ, which comes when S and dP are done with.
+int64_t AccumulatorsOfDq(const AttentionSpec& spec, const Tiles& tiles) {
+  const int split = tiles.warps / tiles.key_warps;
+  const int64_t columns =
+      8 * (CeilDiv(CeilDiv(spec.dim_qk, 8), split) + CeilDiv(CeilDiv(spec.dim_v, 8), split));
+  return (tiles.block_n / tiles.key_warps * columns +
+          tiles.block_m * RoundUp(spec.dim_qk, 8) / tiles.warps) /
+         32;
 }
 
 // Fills `refusal` and, where one change would do, `nearest`.
@@ -131,6 +141,8 @@ FamilyAnswer PlanBwdSm80(const PlanRequest& request) {
         BwdSm80SmemBytes(tiles.block_m, tiles.block_n, tiles.stages, spec.dim_qk, spec.dim_v);
     if (smem > request.traits.smem_per_block_optin) continue;
     if (Accumulators(spec, tiles) > max_accumulators) continue;
+    // With short tiles of rows there is room for the operands, and nothing smaller to turn to.
+    if (tiles.block_m > 32 && AccumulatorsOfDq(spec, tiles) > 185) continue;
     KernelPlan plan;
     plan.family = Family::kBwdSm80;
     plan.target = std::string(request.traits.target);
