@@ -53,7 +53,7 @@ __device__ __forceinline__ void FinishTile(const Problem& problem, i64 q_begin,
     }
     Element* out = first + row * strides.seq + column * 8;
     if (wide) {
-      *reinterpret_cast<Vec16*>(out) = *reinterpret_cast<const Vec16*>(values);
+      *reinterpret_cast<Words<16>*>(out) = *reinterpret_cast<const Words<16>*>(values);
     } else {
 #pragma unroll
       for (int d = 0; d < 8; ++d) {

@@ -13,6 +13,7 @@
 #include "core/math.cuh"
 #include "core/problem.cuh"
 #include "core/warp_reduce.cuh"
+#include "core/words.cuh"
 #include "mma/tile_copy.cuh"
 #include "policy/alibi_gradient.cuh"
 #include "policy/dropout.cuh"
@@ -81,7 +82,7 @@ __device__ __forceinline__ void ClearSums(const Params& params) {
   const i64 threads = static_cast<i64>(gridDim.x) * Config::kWarps * 32;
   const i64 first = static_cast<i64>(blockIdx.x) * Config::kWarps * 32 + threadIdx.x;
   const i64 tiles = gradients.sums_batches * params.core.heads_q * gradients.tiles_of_head;
-  auto* sums = reinterpret_cast<Vec16*>(gradients.dq_sums);
+  auto* sums = reinterpret_cast<Words<16>*>(gradients.dq_sums);
   for (i64 n = first; n < tiles * (Config::kDqSumsOfTile / 4); n += threads) {
     sums[n] = {{0, 0, 0, 0}};
   }

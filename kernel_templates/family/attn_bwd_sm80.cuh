@@ -36,6 +36,7 @@
 #include "core/math.cuh"
 #include "core/problem.cuh"
 #include "core/warp_reduce.cuh"
+#include "core/words.cuh"
 #include "mma/dq_sums.cuh"
 #include "mma/multiply.cuh"
 #include "mma/tile_copy.cuh"
@@ -178,13 +179,13 @@ struct KeyTile {
     const Element* q = static_cast<const Element*>(core.q) +
                        problem.q_batch * core.q_strides.batch + h * core.q_strides.head +
                        row * core.q_strides.seq;
-    StartCopy<Config::kHeadDimQk, 16, kThreads<Config>>(shared.q[stage], valid, wide_q,
-                                                        DenseRows<Element>{q, core.q_strides.seq});
+    StartCopy<Config, TileShape<Config::kHeadDimQk, 16, 2>>(
+        shared.q[stage], valid, wide_q, DenseRows<Element>{q, core.q_strides.seq});
     const abi::TensorStrides& strides = gradients.d_o_strides;
     const Element* d_o = static_cast<const Element*>(gradients.d_o) +
                          problem.q_batch * strides.batch + h * strides.head + row * strides.seq;
-    StartCopy<Config::kHeadDimV, 16, kThreads<Config>>(shared.d_o[stage], valid, wide_d_o,
-                                                       DenseRows<Element>{d_o, strides.seq});
+    StartCopy<Config, TileShape<Config::kHeadDimV, 16, 2>>(shared.d_o[stage], valid, wide_d_o,
+                                                           DenseRows<Element>{d_o, strides.seq});
     const abi::RowStats* stats =
         gradients.row_stats + (problem.q_batch * core.heads_q + h) * gradients.stats_rows + row;
     for (int r = static_cast<int>(threadIdx.x); r < Config::kBlockM; r += kThreads<Config>) {
@@ -544,8 +545,8 @@ __device__ __forceinline__ void CopyOut(const Element (&tile)[kRows][kPitch], in
     constexpr int kChunks = RoundUp(kColumns, 8) / 8;
     for (int n = thread; n < rows * kChunks; n += kThreads) {
       const int row = n / kChunks, column = n % kChunks * 8;
-      *reinterpret_cast<Vec16*>(out + row * stride + column) =
-          *reinterpret_cast<const Vec16*>(&tile[row][column]);
+      *reinterpret_cast<Words<16>*>(out + row * stride + column) =
+          *reinterpret_cast<const Words<16>*>(&tile[row][column]);
     }
   } else {
     for (int n = thread; n < rows * kColumns; n += kThreads) {
@@ -589,12 +590,10 @@ __device__ __forceinline__ void ProcessKeys(SharedStorage<Config>& shared, const
   __syncthreads();  // the block's previous tile is out of shared memory
   Step step = tile.NeededFrom({0, tile.rows.begin});
   if (step.g < Config::kGroup) {
-    StartCopyOfKeys<Config, Config::kHeadDimQk, 16>(shared.k, core.k, core.k_strides,
-                                                    Aligned16(core.k, core.k_strides), problem,
-                                                    kv_begin, params);
-    StartCopyOfKeys<Config, Config::kHeadDimV, 16>(shared.v, core.v, core.v_strides,
-                                                   Aligned16(core.v, core.v_strides), problem,
-                                                   kv_begin, params);
+    StartCopyOfKeys<Config, TileShape<Config::kHeadDimQk, 16, 2>>(shared.k, core.k, core.k_strides,
+                                                                  problem, kv_begin, params);
+    StartCopyOfKeys<Config, TileShape<Config::kHeadDimV, 16, 2>>(shared.v, core.v, core.v_strides,
+                                                                 problem, kv_begin, params);
     tile.StartRows(0, step);
     tile.FindKeys(0, step);
     Step next = tile.NeededFrom({step.g, step.m + 1});

@@ -180,14 +180,20 @@ __device__ __forceinline__ void CopyRows(Element (&tile)[kRows][kPitch], int val
   }
 }
 
+// Whether the plan is one for rows that are no multiples of 16 bytes; only some families have one.
+template <class Config>
+concept IsForNarrowRows = requires {
+  requires Config::kNarrowRows;
+};
+
 // Copies the rows of a tile from global memory; those from `valid_rows` on become zeros.
 // `row_pointer(r)` is only followed for the others. `wide`: all are multiples of 16 bytes. A plan
-// for rows of 16 bytes (not Config::kNarrowRows) keeps the code for others short, as it costs
+// for rows of 16 bytes (not IsForNarrowRows) keeps the code for others short, as it costs
 // compile time and registers; a plan for narrow rows has no other.
 template <class Config, class Shape, class Element, int kRows, int kPitch, class RowPointer>
 __device__ __forceinline__ void StartCopy(Element (&tile)[kRows][kPitch], int valid_rows, bool wide,
                                           const RowPointer& row_pointer) {
-  if constexpr (Config::kNarrowRows) {
+  if constexpr (IsForNarrowRows<Config>) {
     CopyRows<Config, Shape, 8>(tile, valid_rows, row_pointer);
   } else if (wide) {
     StartWideCopy<Config, Shape>(tile, valid_rows, row_pointer);
@@ -263,8 +269,8 @@ __device__ __forceinline__ void StoreTileOfRows(const typename Config::Element* 
   Element* o = static_cast<Element*>(params.core.o) + problem.q_batch * strides.batch +
                problem.h * strides.head + (problem.q_row + i_begin) * strides.seq;
   // As for copies, narrow rows have code of their own in plans for them only.
-  const int alignment = Config::kNarrowRows ? RowAlignment(params.core.o, strides)
-                                            : (Aligned16(params.core.o, strides) ? 16 : 2);
+  const int alignment = IsForNarrowRows<Config> ? RowAlignment(params.core.o, strides)
+                                                : (Aligned16(params.core.o, strides) ? 16 : 2);
   StoreTile<Config::kHeadDimV>(o, strides.seq, from, pitch,
                                static_cast<int>(Min(rows, problem.seqlen_q - i_begin)), alignment);
 }
