@@ -12,8 +12,9 @@
 //           the packed weights, sends the warp to Rereference. Scores may rise so far within one
 //           block that a weight overflows: then the row's sum is not finite in the end.
 // Redo      Tiles whose sums are not finite, or whose O is not where a mask may hide V rows with
-//           Inf or NaN, are computed once more when all tiles are done: exactly, with the unseen
-//           rows of V zeroed. What has to be repeated is a range of the block's tiles.
+//           Inf or NaN, are computed once more when all tiles are done: with the exact softmax in
+//           every block of keys, and in the second case with the unseen rows of V zeroed. What has
+//           to be repeated is a range of the block's tiles.
 // Warps     Warpgroup 0 loads (one thread; where no tensor map describes a tensor three warps
 // copy),
 //           warpgroups 1 to kConsumers own 64 query rows each. With kCluster 2 the blocks of a pair
@@ -117,6 +118,10 @@ inline constexpr bool kHidesValues =
     !(kSeesEveryKey<typename Config::Mask> && kIsSame<typename Config::Lengths, LengthsUniform>);
 template <class Config>
 inline constexpr bool kMayRedo = Config::kOptimistic || kHidesValues<Config>;
+// Whether that has code of its own: to zero rows of V, or because with three or four warpgroups the
+// bounds of the second pass would not fit the registers beside the first.
+template <class Config>
+inline constexpr bool kRedoesApart = kHidesValues<Config> || Config::kConsumers > 2;
 
 template <class Config, bool kOwn>
 struct OutputTile {
@@ -745,7 +750,8 @@ struct Consumer {
   }
 
   template <class Walk>
-  __device__ __forceinline__ void Attend(const Walk& walk, const Problem& problem, i64 q_begin) {
+  __device__ __forceinline__ void Attend(const Walk& walk, const Problem& problem, i64 q_begin,
+                                         bool exactly) {
     int block = walk.Below(walk.end);
     if (block < walk.begin) return;
     // The block with the last key of the tile's first row, and all after it, run the exact softmax:
@@ -755,10 +761,12 @@ struct Consumer {
       const i64 last = Config::Mask::RowKeys(problem, walk.q_begin, params).end - 1;
       exact_begin = static_cast<int>(Min(exact_begin, Max(last, 0) / Config::kBlockN));
     }
+    if (!kRedoesApart<Config> && exactly) exact_begin = walk.begin;
     Step<true, true>(problem, q_begin, block);
     block = walk.Below(block);
-    // Without a mask that was the only such block.
-    if constexpr (!kIsSame<typename Config::Mask, MaskChain<>>) {
+    // Without a mask that was the only such block of a first attempt.
+    if constexpr (!kIsSame<typename Config::Mask, MaskChain<>> ||
+                  (kMayRedo<Config> && !kRedoesApart<Config>)) {
 #pragma unroll 1
       for (; block >= walk.begin && block >= exact_begin; block = walk.Below(block)) {
         Step<true, false>(problem, q_begin, block);
@@ -805,8 +813,8 @@ struct Consumer {
 
   // The tile once more: every block with the exact softmax and all masks, one product at a time.
   template <class Walk>
-  __device__ __forceinline__ void AttendExactly(const Walk& walk, const Problem& problem,
-                                                i64 q_begin) {
+  __device__ __forceinline__ void AttendAgain(const Walk& walk, const Problem& problem,
+                                              i64 q_begin) {
     reference[0] = reference[1] = -Infinity();
     sum[0] = sum[1] = 0;
 #pragma unroll 1
@@ -833,7 +841,7 @@ struct Consumer {
     if constexpr (!kOverQ) ReleaseHere(shared.q_empty);
   }
 
-  // Marks tile `count` of the block's series, in all blocks of the cluster, for AttendExactly.
+  // Marks tile `count` of the block's series, in all blocks of the cluster, for AttendAgain.
   __device__ __forceinline__ void MarkForRedo(int count) const {
     if constexpr (Config::kCluster > 1) {
       if (lane() < Config::kCluster) {
@@ -967,10 +975,11 @@ struct Consumer {
     }
   }
 
-  // kExactly: the second attempt. An instantiation each: where their accumulators met ptxas 13.0
-  // ran out of registers for the pipeline (C7511).
-  template <bool kExactly>
-  __device__ __forceinline__ void ComputeTiles(const Series& series) {
+  // `exactly`: a second attempt. kAgain: one that zeroes unseen rows of V, an instantiation of
+  // its own: where their accumulators met, ptxas 13.0 ran out of registers for the pipeline
+  // (C7511).
+  template <bool kAgain>
+  __device__ __forceinline__ void ComputeTiles(const Series& series, bool exactly) {
     ForEachTile<Config>(series, params, [&](const Problem& problem, i64 tile_begin, int count) {
       const i64 q_begin = tile_begin + rank * S::kBlockM;
       const auto walk = WalkOf<Config>(problem, tile_begin, params);
@@ -980,10 +989,10 @@ struct Consumer {
       Wait(shared.q_full, q_parity);
       q_parity ^= 1;
       if (!no_keys) {
-        if constexpr (kExactly) {
-          AttendExactly(walk, problem, q_begin);
+        if constexpr (kAgain) {
+          AttendAgain(walk, problem, q_begin);
         } else {
-          Attend(walk, problem, q_begin);
+          Attend(walk, problem, q_begin, exactly);
         }
       } else if constexpr (!kOverQ) {
         ReleaseHere(shared.q_empty);
@@ -997,8 +1006,10 @@ struct Consumer {
         ptx::bar_sync(kConsumersBarrier, Config::kConsumers * kWarpgroup);
       }
       const bool suspicious = FinishRows(problem, q_begin, no_keys);
-      if constexpr (kMayRedo<Config> && !kExactly) {
-        if (__any_sync(kAllLanes, suspicious)) MarkForRedo(count);
+      if constexpr (kMayRedo<Config> && !kAgain) {
+        if ((kRedoesApart<Config> || !exactly) && __any_sync(kAllLanes, suspicious)) {
+          MarkForRedo(count);
+        }
       }
       StoreRows(problem, q_begin);
     });
@@ -1088,12 +1099,24 @@ __device__ __forceinline__ void Run(const Params& params) {
       if (consumer.warpgroup == 0) ptx::bar_arrive(kFirstTurnBarrier, 2 * kWarpgroup);
     }
     Series series = AllTiles<Config>();
-    consumer.template ComputeTiles<false>(series);
-    if constexpr (kMayRedo<Config>) {
+    // A repeated tile is stored behind its first attempt.
+    const auto start_again = [&] {
       KeepRedo(shared, series);
-      // A repeated tile is stored behind its first attempt.
       if (consumer.thread == 0) ptx::cp_async_bulk_wait_group_0();
-      if (series.first < series.last) consumer.template ComputeTiles<true>(series);
+      return series.first < series.last;
+    };
+    if constexpr (kMayRedo<Config> && !kRedoesApart<Config>) {
+      bool exactly = false;
+#pragma unroll 1
+      do {
+        consumer.template ComputeTiles<false>(series, exactly);
+        exactly = !exactly;
+      } while (exactly && start_again());
+    } else {
+      consumer.template ComputeTiles<false>(series, false);
+      if constexpr (kMayRedo<Config>) {
+        if (start_again()) consumer.template ComputeTiles<true>(series, true);
+      }
     }
     if (consumer.thread == 0) ptx::cp_async_bulk_wait_group_read_0();
   }
