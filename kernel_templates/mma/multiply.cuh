@@ -45,7 +45,8 @@ __device__ __forceinline__ void Multiply(float (&sum)[kMTiles][kNTiles][4], u32 
   constexpr int kLeftStep = kLeft == SumIndex::kAlongRow ? 32 : 16 * kPitchLeft * 2;
   constexpr int kNBytes = kRight == SumIndex::kAlongRow ? 8 * kPitchRight * 2 : 16;
   constexpr int kRightStep = kRight == SumIndex::kAlongRow ? 32 : 16 * kPitchRight * 2;
-#pragma unroll
+// All of a few steps at once; of many, only so many that operands loaded ahead fit the registers.
+#pragma unroll(kSteps <= 8 ? kSteps : 4)
   for (int step = 0; step < kSteps; ++step) {
     u32 a[kMTiles][4];
 #pragma unroll

@@ -61,16 +61,6 @@ int64_t Accumulators(const AttentionSpec& spec, const Tiles& tiles) {
   return keys * (columns + per_pair * rows) / 32;
 }
 
-// Registers of a lane for sums and for dQ, which comes when S and dP are done with.
-int64_t AccumulatorsOfDq(const AttentionSpec& spec, const Tiles& tiles) {
-  const int split = tiles.warps / tiles.key_warps;
-  const int64_t columns =
-      8 * (CeilDiv(CeilDiv(spec.dim_qk, 8), split) + CeilDiv(CeilDiv(spec.dim_v, 8), split));
-  return (tiles.block_n / tiles.key_warps * columns +
-          tiles.block_m * RoundUp(spec.dim_qk, 8) / tiles.warps) /
-         32;
-}
-
 // Fills `refusal` and, where one change would do, `nearest`.
 FamilyAnswer Refuse(const PlanRequest& request) {
   const AttentionSpec& spec = request.spec;
@@ -141,8 +131,6 @@ FamilyAnswer PlanBwdSm80(const PlanRequest& request) {
         BwdSm80SmemBytes(tiles.block_m, tiles.block_n, tiles.stages, spec.dim_qk, spec.dim_v);
     if (smem > request.traits.smem_per_block_optin) continue;
     if (Accumulators(spec, tiles) > max_accumulators) continue;
-    // With short tiles of rows there is room for the operands, and nothing smaller to turn to.
-    if (tiles.block_m > 32 && AccumulatorsOfDq(spec, tiles) > 185) continue;
     KernelPlan plan;
     plan.family = Family::kBwdSm80;
     plan.target = std::string(request.traits.target);
