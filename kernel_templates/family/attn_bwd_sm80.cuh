@@ -36,7 +36,6 @@
 #include "core/math.cuh"
 #include "core/problem.cuh"
 #include "core/warp_reduce.cuh"
-#include "core/words.cuh"
 #include "mma/dq_sums.cuh"
 #include "mma/multiply.cuh"
 #include "mma/tile_copy.cuh"
@@ -104,6 +103,20 @@ struct SharedStorage {
 template <int kAll, int kTiles>
 __device__ __forceinline__ int FirstColumnTile(int share) {
   return static_cast<int>(Min(share * kTiles, kAll - kTiles));
+}
+
+// Copies rows [0, valid_rows) of a tensor to a tile; the others and the columns up to the next
+// multiple of an MMA step become zeros.
+template <class Config, int kColumns, class Element, int kRows, int kPitch>
+__device__ __forceinline__ void StartRowsCopy(Element (&tile)[kRows][kPitch], int valid_rows,
+                                              bool wide, const Element* first, i64 stride) {
+  using Shape = TileShape<kColumns, 16, /*kRunKeys=*/2>;
+  const DenseRows<Element> rows = {first, stride};
+  if (wide) {
+    StartWideCopy<Config, Shape>(tile, valid_rows, rows);
+  } else {
+    CopyRows<Config, Shape, 1>(tile, valid_rows, rows);
+  }
 }
 
 // A lane's element c of fragment (m, n): this key and row of the warp's part.
@@ -179,13 +192,12 @@ struct KeyTile {
     const Element* q = static_cast<const Element*>(core.q) +
                        problem.q_batch * core.q_strides.batch + h * core.q_strides.head +
                        row * core.q_strides.seq;
-    StartCopy<Config, TileShape<Config::kHeadDimQk, 16, 2>>(
-        shared.q[stage], valid, wide_q, DenseRows<Element>{q, core.q_strides.seq});
+    StartRowsCopy<Config, Config::kHeadDimQk>(shared.q[stage], valid, wide_q, q,
+                                              core.q_strides.seq);
     const abi::TensorStrides& strides = gradients.d_o_strides;
     const Element* d_o = static_cast<const Element*>(gradients.d_o) +
                          problem.q_batch * strides.batch + h * strides.head + row * strides.seq;
-    StartCopy<Config, TileShape<Config::kHeadDimV, 16, 2>>(shared.d_o[stage], valid, wide_d_o,
-                                                           DenseRows<Element>{d_o, strides.seq});
+    StartRowsCopy<Config, Config::kHeadDimV>(shared.d_o[stage], valid, wide_d_o, d_o, strides.seq);
     const abi::RowStats* stats =
         gradients.row_stats + (problem.q_batch * core.heads_q + h) * gradients.stats_rows + row;
     for (int r = static_cast<int>(threadIdx.x); r < Config::kBlockM; r += kThreads<Config>) {
@@ -590,10 +602,16 @@ __device__ __forceinline__ void ProcessKeys(SharedStorage<Config>& shared, const
   __syncthreads();  // the block's previous tile is out of shared memory
   Step step = tile.NeededFrom({0, tile.rows.begin});
   if (step.g < Config::kGroup) {
-    StartCopyOfKeys<Config, TileShape<Config::kHeadDimQk, 16, 2>>(shared.k, core.k, core.k_strides,
-                                                                  problem, kv_begin, params);
-    StartCopyOfKeys<Config, TileShape<Config::kHeadDimV, 16, 2>>(shared.v, core.v, core.v_strides,
-                                                                 problem, kv_begin, params);
+    const int keys = static_cast<int>(tile.kv_end - kv_begin);
+    const auto first_key = [&](const void* tensor, const abi::TensorStrides& strides) {
+      return static_cast<const Element*>(tensor) + problem.kv_batch * strides.batch +
+             problem.h_kv * strides.head + (problem.kv_row + kv_begin) * strides.seq;
+    };
+    StartRowsCopy<Config, Config::kHeadDimQk>(shared.k, keys, Aligned16(core.k, core.k_strides),
+                                              first_key(core.k, core.k_strides),
+                                              core.k_strides.seq);
+    StartRowsCopy<Config, Config::kHeadDimV>(shared.v, keys, Aligned16(core.v, core.v_strides),
+                                             first_key(core.v, core.v_strides), core.v_strides.seq);
     tile.StartRows(0, step);
     tile.FindKeys(0, step);
     Step next = tile.NeededFrom({step.g, step.m + 1});
