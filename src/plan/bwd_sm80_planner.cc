@@ -131,6 +131,8 @@ FamilyAnswer PlanBwdSm80(const PlanRequest& request) {
         BwdSm80SmemBytes(tiles.block_m, tiles.block_n, tiles.stages, spec.dim_qk, spec.dim_v);
     if (smem > request.traits.smem_per_block_optin) continue;
     if (Accumulators(spec, tiles) > max_accumulators) continue;
+    // Eight warps and the widest heads leave too little for dQ.
+    if (tiles.warps == 8 && spec.dim_qk + spec.dim_v > 480) continue;
     KernelPlan plan;
     plan.family = Family::kBwdSm80;
     plan.target = std::string(request.traits.target);
