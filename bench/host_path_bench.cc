@@ -169,6 +169,7 @@ QuietDriver& Driver() {
 RuntimeOptions QuietOptions() {
   RuntimeOptions options;
   options.log_level = LogLevel::kOff;
+  options.tune_policy = TunePolicy::kOff;
   return options;
 }
 

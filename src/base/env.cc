@@ -202,6 +202,31 @@ constexpr Row kRows[] = {
        if (frozen) options->tune_policy = TunePolicy::kFrozen;
        return true;
      }},
+    {{"TILEWRIGHT_TUNE_BUDGET_MS", "tune_budget_ms", "an integer from 0 to 86400000",
+      "longest time for which a first call measures"},
+     [](std::string_view text, RuntimeOptions* options) {
+       return ParseInt(text, 0, 86400000, &options->tune_budget_ms);
+     }},
+    {{"TILEWRIGHT_TUNE_TOTAL_MS", "tune_total_ms", "an integer from 0 to 86400000",
+      "and all first calls of a process together"},
+     [](std::string_view text, RuntimeOptions* options) {
+       return ParseInt(text, 0, 86400000, &options->tune_total_ms);
+     }},
+    {{"TILEWRIGHT_TUNE_CANDIDATES", "tune_candidates", "an integer from 0 to 1000",
+      "candidates that are compiled and measured; 0: all"},
+     [](std::string_view text, RuntimeOptions* options) {
+       return ParseInt(text, 0, 1000, &options->tune_candidates);
+     }},
+    {{"TILEWRIGHT_TUNE_MAX_BYTES", "tune_max_bytes", "a number of bytes, with K, M, G or T",
+      "device memory that a measurement may take"},
+     [](std::string_view text, RuntimeOptions* options) {
+       return ParseBytes(text, &options->tune_max_bytes);
+     }},
+    {{"TILEWRIGHT_CHURN_PER_MINUTE", "churn_per_minute", "an integer from 0 to 1000000",
+      "new kernels in a minute that bring a warning; 0: never"},
+     [](std::string_view text, RuntimeOptions* options) {
+       return ParseInt(text, 0, 1000000, &options->churn_per_minute);
+     }},
     {{"TILEWRIGHT_LINEINFO", "lineinfo", "1 or 0 (also true, on, yes, false, off, no)",
       "compile with source lines for profilers"},
      [](std::string_view text, RuntimeOptions* options) {

@@ -142,6 +142,11 @@ tw_options ToC(const RuntimeOptions& options) {
   c.family = options.family.c_str();
   c.allow_fallback = options.allow_fallback;
   c.tune_policy = static_cast<int32_t>(options.tune_policy);
+  c.tune_budget_ms = options.tune_budget_ms;
+  c.tune_total_ms = options.tune_total_ms;
+  c.tune_candidates = options.tune_candidates;
+  c.tune_max_bytes = options.tune_max_bytes;
+  c.churn_per_minute = options.churn_per_minute;
   c.lineinfo = options.lineinfo;
   c.compile_threads = options.compile_threads;
   c.compile_timeout_ms = options.compile_timeout_ms;
@@ -198,6 +203,12 @@ tw_bias_term DefaultBiasTerm() {
   return c;
 }
 
+tw_tune_options DefaultTuneOptions() {
+  tw_tune_options c = {};
+  c.size = sizeof(c);
+  return c;
+}
+
 tw_args DefaultArgs() {
   tw_args c = {};
   c.size = sizeof(c);
@@ -241,6 +252,14 @@ tw_counters ToC(const RuntimeCounters& counters) {
   c.lock_wait_ms = counters.lock_wait_ms;
   c.lock_timeouts = counters.lock_timeouts;
   c.warnings_suppressed = counters.warnings_suppressed;
+  c.tunes = counters.tunes;
+  c.tune_ms = counters.tune_ms;
+  c.tune_failures = counters.tune_failures;
+  c.tune_postponed = counters.tune_postponed;
+  c.record_hits = counters.record_hits;
+  c.nearest_hits = counters.nearest_hits;
+  c.tuned_swaps = counters.tuned_swaps;
+  c.churn_alarms = counters.churn_alarms;
   return c;
 }
 
@@ -271,6 +290,19 @@ absl::StatusOr<RuntimeOptions> FromC(const tw_options* options) {
   result.family = Text(c.family);
   result.allow_fallback = c.allow_fallback != 0;
   result.tune_policy = static_cast<TunePolicy>(c.tune_policy);
+  result.tune_budget_ms = c.tune_budget_ms;
+  result.tune_total_ms = c.tune_total_ms;
+  result.tune_candidates = c.tune_candidates;
+  result.tune_max_bytes = c.tune_max_bytes;
+  result.churn_per_minute = c.churn_per_minute;
+  if (c.device_allocate != nullptr) {
+    result.device_allocate = [allocate = c.device_allocate, user = c.device_memory_user](
+                                 size_t bytes) { return allocate(user, bytes); };
+  }
+  if (c.device_release != nullptr) {
+    result.device_release = [release = c.device_release,
+                             user = c.device_memory_user](void* memory) { release(user, memory); };
+  }
   result.lineinfo = c.lineinfo != 0;
   result.compile_threads = c.compile_threads;
   result.compile_timeout_ms = c.compile_timeout_ms;
@@ -284,6 +316,22 @@ absl::StatusOr<RuntimeOptions> FromC(const tw_options* options) {
       sink(user, static_cast<int32_t>(level), line.data(), line.size());
     };
   }
+  return result;
+}
+
+absl::StatusOr<TuneOptions> FromC(const tw_tune_options* options) {
+  TuneOptions result;
+  if (options == nullptr) return result;
+  tw_tune_options c;
+  TILEWRIGHT_RETURN_IF_ERROR(ReadStruct("tw_tune_options", options, DefaultTuneOptions(), &c));
+  TILEWRIGHT_RETURN_IF_ERROR(CheckArray("lengths_q", c.lengths_q, c.num_lengths_q));
+  TILEWRIGHT_RETURN_IF_ERROR(CheckArray("lengths_kv", c.lengths_kv, c.num_lengths_kv));
+  result.budget_ms = c.budget_ms;
+  result.max_candidates = c.max_candidates;
+  result.force = c.force != 0;
+  result.hot = c.hot != 0;
+  result.lengths_q.assign(c.lengths_q, c.lengths_q + c.num_lengths_q);
+  result.lengths_kv.assign(c.lengths_kv, c.lengths_kv + c.num_lengths_kv);
   return result;
 }
 

@@ -16,6 +16,7 @@ tw_options DefaultOptions();
 tw_spec DefaultSpec();
 tw_bias_term DefaultBiasTerm();
 tw_args DefaultArgs();
+tw_tune_options DefaultTuneOptions();
 
 // The pointers of the result are into `options`.
 tw_options ToC(const RuntimeOptions& options);
@@ -24,6 +25,7 @@ tw_counters ToC(const RuntimeCounters& counters);
 // InvalidArgument names the field whose value the C++ type cannot hold. Everything else is for
 // spec::Validate and ValidateArgs.
 absl::StatusOr<RuntimeOptions> FromC(const tw_options* options);
+absl::StatusOr<TuneOptions> FromC(const tw_tune_options* options);
 absl::StatusOr<AttentionSpec> FromC(const tw_spec* spec);
 absl::Status FromC(const tw_args* args, AttentionArgs* out);
 

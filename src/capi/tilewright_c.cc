@@ -109,6 +109,16 @@ absl::Status PrepareInto(tw_runtime* runtime, const AttentionSpec& spec, void* s
   return absl::OkStatus();
 }
 
+// The record stays for the thread's next call.
+absl::Status TuneInto(tw_runtime* runtime, const AttentionSpec& spec,
+                      const tw_tune_options* options, void* stream, const char** record) {
+  thread_local TuneResult held;
+  TILEWRIGHT_ASSIGN_OR_RETURN(const TuneOptions how, FromC(options));
+  TILEWRIGHT_ASSIGN_OR_RETURN(held, runtime->runtime->Tune(spec, how, static_cast<Stream>(stream)));
+  if (record != nullptr) *record = held.record.c_str();
+  return absl::OkStatus();
+}
+
 }  // namespace
 }  // namespace tilewright::capi
 
@@ -321,6 +331,40 @@ TW_API tw_status tw_runtime_counters(const tw_runtime* runtime, tw_counters* cou
     if (runtime == nullptr) return NullError("runtime");
     if (counters == nullptr) return NullError("counters");
     return WriteStruct("tw_counters", counters, counters->size, ToC(runtime->runtime->counters()));
+  });
+}
+
+TW_API tw_status tw_tune_options_init(tw_tune_options* options, size_t size) {
+  return Guarded([&] {
+    return WriteStruct("tw_tune_options", options, size, tilewright::capi::DefaultTuneOptions());
+  });
+}
+
+TW_API tw_status tw_tune(tw_runtime* runtime, const tw_spec* spec, const tw_tune_options* options,
+                         void* stream, const char** record) {
+  return Guarded([&]() -> absl::Status {
+    if (runtime == nullptr) return NullError("runtime");
+    TILEWRIGHT_ASSIGN_OR_RETURN(const AttentionSpec converted, FromC(spec));
+    return tilewright::capi::TuneInto(runtime, converted, options, stream, record);
+  });
+}
+
+TW_API tw_status tw_tune_text(tw_runtime* runtime, const char* spec, const tw_tune_options* options,
+                              void* stream, const char** record) {
+  return Guarded([&]() -> absl::Status {
+    if (runtime == nullptr) return NullError("runtime");
+    TILEWRIGHT_RETURN_IF_ERROR(tilewright::capi::CheckText("spec", spec));
+    TILEWRIGHT_ASSIGN_OR_RETURN(const AttentionSpec parsed, tilewright::ParseSpec(spec));
+    return tilewright::capi::TuneInto(runtime, parsed, options, stream, record);
+  });
+}
+
+TW_API tw_status tw_wait_for_tuning(tw_runtime* runtime, int32_t timeout_ms, int32_t* idle) {
+  return Guarded([&]() -> absl::Status {
+    if (runtime == nullptr) return NullError("runtime");
+    if (idle == nullptr) return NullError("idle");
+    *idle = runtime->runtime->WaitForTuning(timeout_ms) ? 1 : 0;
+    return absl::OkStatus();
   });
 }
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "cli/device_problem.h"
+#include "runtime/runtime_impl.h"
 #include "spec/canonical.h"
 #include "spec/validate.h"
 
@@ -84,6 +85,7 @@ Json DecisionJson(const plan::Decision& decision) {
           {"why", decision.why},
           {"fallback", decision.fallback},
           {"candidates", decision.candidates.size()},
+          {"tuned", decision.tuned},
           {"refusals", refusals}};
 }
 
@@ -108,7 +110,7 @@ Json KernelReport::ToJson() const {
 absl::StatusOr<KernelReport> BuildForTarget(Toolchain& tools, const AttentionSpec& spec,
                                             const std::string& target, StageClock& clock) {
   KernelReport report;
-  TILEWRIGHT_ASSIGN_OR_RETURN(report.decision, PlanForTarget(spec, target, tools.options()));
+  TILEWRIGHT_ASSIGN_OR_RETURN(report.decision, tools.Plan(spec, target));
   clock.Lap("plan");
   TILEWRIGHT_ASSIGN_OR_RETURN(const std::vector<build::KernelRequest> requests,
                               tools.builder().MakeRequests(spec, report.decision.plan));
@@ -207,6 +209,7 @@ absl::StatusOr<GpuSession::Result> GpuSession::Run(HostProblem& problem, StageCl
   Result result;
   TILEWRIGHT_ASSIGN_OR_RETURN(const PreparedAttention attention, runtime_->Prepare(problem.spec()));
   result.explain = attention.Explain();
+  result.decision = attention.state()->Newest().decision;
   clock.Lap("prepare");
 
   TILEWRIGHT_ASSIGN_OR_RETURN(DeviceProblem uploaded,

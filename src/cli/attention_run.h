@@ -90,6 +90,7 @@ class GpuSession {
 
   struct Result {
     std::string explain;        // of the prepared kernel
+    plan::Decision decision;    // that it comes from
     double kernel_ms = 0;       // median of the timed launches
     int launches = 0;           // timed
     double host_us = 0;         // host time of one Run, median

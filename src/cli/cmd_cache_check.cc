@@ -40,8 +40,7 @@ struct Wanted {
 absl::StatusOr<Wanted> WantedOfSpec(Toolchain& tools, const std::string& text,
                                     const std::string& target) {
   TILEWRIGHT_ASSIGN_OR_RETURN(const AttentionSpec spec, ReadSpec(text));
-  TILEWRIGHT_ASSIGN_OR_RETURN(const plan::Decision decision,
-                              PlanForTarget(spec, target, tools.options()));
+  TILEWRIGHT_ASSIGN_OR_RETURN(const plan::Decision decision, tools.Plan(spec, target));
   TILEWRIGHT_ASSIGN_OR_RETURN(const build::KernelRequest request,
                               tools.builder().MakeRequest(spec, decision.plan));
   Wanted wanted;

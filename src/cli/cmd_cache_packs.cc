@@ -50,8 +50,7 @@ absl::StatusOr<std::vector<Digest>> KeysOfSpecs(Toolchain& tools,
   for (const std::string& text : specs) {
     TILEWRIGHT_ASSIGN_OR_RETURN(const AttentionSpec spec, ReadSpec(text));
     for (const std::string& target : targets) {
-      TILEWRIGHT_ASSIGN_OR_RETURN(const plan::Decision decision,
-                                  PlanForTarget(spec, target, tools.options()));
+      TILEWRIGHT_ASSIGN_OR_RETURN(const plan::Decision decision, tools.Plan(spec, target));
       TILEWRIGHT_ASSIGN_OR_RETURN(const std::vector<build::KernelRequest> requests,
                                   tools.builder().MakeRequests(spec, decision.plan));
       for (const build::KernelRequest& request : requests) keys.push_back(request.key);

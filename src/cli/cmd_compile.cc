@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "cli/attention_run.h"
 #include "cli/command.h"
+#include "cli/compile_plan.h"
 #include "cli/spec_arguments.h"
 #include "cli/toolchain.h"
 #include "compile/compile_pool.h"
@@ -22,6 +23,9 @@ struct CompileOptions {
   std::vector<std::string> specs;
   std::vector<std::string> targets;
   std::string matrix;
+  bool plan = false;
+  int64_t max_batch = 64;
+  int64_t max_seqlen = 32768;
 };
 
 struct Job {
@@ -127,6 +131,10 @@ int CompileCommand(const CompileOptions& options, const Console& console) {
   }
   absl::StatusOr<std::unique_ptr<Toolchain>> tools = Toolchain::Open();
   if (!tools.ok()) return console.Fail(kCommand, tools.status());
+  if (options.plan) {
+    return ListPlannedKernels(**tools, *specs, options.targets, options.max_batch,
+                              options.max_seqlen, console);
+  }
   std::vector<Job> jobs;
   for (const std::string& spec : *specs) {
     for (const std::string& target : options.targets) {
@@ -158,6 +166,14 @@ void AddCompileCommand(CLI::App& app, Chosen& chosen) {
       ->delimiter(',')
       ->capture_default_str();
   command->add_option("--matrix", options->matrix, "A file with one spec a line");
+  command->add_flag("--plan", options->plan,
+                    "Compile nothing: list the kernels that other sizes of the specs can reach");
+  command->add_option("--max-batch", options->max_batch, "Largest batch that --plan counts with")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--max-seqlen", options->max_seqlen, "Longest sequence, likewise")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   command->callback([options, &chosen] {
     chosen = [options](const Console& console) { return CompileCommand(*options, console); };
   });

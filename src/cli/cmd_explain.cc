@@ -85,14 +85,15 @@ std::string RooflineText(const Roofline& roofline, const arch::BoardProfile& boa
 }
 
 void PrintText(const std::string& spec_text, const plan::Decision& decision,
-               const std::vector<StoreState>& states, const Roofline& roofline,
-               const arch::BoardProfile& board, const Console& console) {
+               const tune::Match& match, const std::vector<StoreState>& states,
+               const Roofline& roofline, const arch::BoardProfile& board, const Console& console) {
   const auto line = [&](absl::string_view name, absl::string_view text) {
     console.out << absl::StreamFormat("%-9s %s\n", name, text);
   };
   line("spec", spec_text);
   line("plan", decision.plan.ToString());
   line("why", absl::StrCat(decision.why, decision.fallback ? " (fallback)" : ""));
+  line("tuned", match.ToText());
   for (const plan::Refusal& refusal : decision.refusals) {
     line("refused", absl::StrCat(AbslView(plan::FamilyName(refusal.family)), ": ", refusal.reason));
   }
@@ -135,8 +136,8 @@ int Explain(const ExplainOptions& options, const Console& console) {
   if (!spec.ok()) return console.Fail(kCommand, spec.status(), kExitUsage);
   absl::StatusOr<std::unique_ptr<Toolchain>> tools = Toolchain::Open();
   if (!tools.ok()) return console.Fail(kCommand, tools.status());
-  const absl::StatusOr<plan::Decision> decision =
-      PlanForTarget(*spec, options.target, (*tools)->options());
+  tune::Match match;
+  const absl::StatusOr<plan::Decision> decision = (*tools)->Plan(*spec, options.target, &match);
   if (!decision.ok()) return console.Fail(kCommand, decision.status());
   const absl::StatusOr<arch::ArchTraits> traits = arch::FindArchTraits(options.target);
   if (!traits.ok()) return console.Fail(kCommand, traits.status());
@@ -149,7 +150,7 @@ int Explain(const ExplainOptions& options, const Console& console) {
   }
   const Roofline roofline = EstimateRoofline(*spec, decision->plan, *traits, *board);
   if (!console.json) {
-    PrintText(spec::ToText(*spec), *decision, states, roofline, *board, console);
+    PrintText(spec::ToText(*spec), *decision, match, states, roofline, *board, console);
     return kExitFine;
   }
   const size_t main = decision->plan.before.size();
@@ -161,6 +162,11 @@ int Explain(const ExplainOptions& options, const Console& console) {
                  {"ok", true},
                  {"spec", spec::ToText(*spec)},
                  {"plan", DecisionJson(*decision)},
+                 {"record",
+                  {{"match", std::string(tune::MatchQualityName(match.quality))},
+                   {"source", match.source},
+                   {"stale", match.stale},
+                   {"text", match.ToText()}}},
                  {"padding_waste", roofline.padding_waste},
                  {"roofline", RooflineJson(roofline, *board)},
                  {"store", stored}});

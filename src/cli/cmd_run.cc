@@ -195,6 +195,7 @@ absl::Status RunOnGpu(GpuSession& session, HostProblem& problem, const RunOption
     clock.Lap("simple_family");
   }
   TILEWRIGHT_ASSIGN_OR_RETURN(report.gpu, session.Run(problem, clock));
+  report.gpu_decision = report.gpu->decision;
   session.runtime().Flush();
   report.counters = session.runtime().counters();
   if (simple.has_value()) {

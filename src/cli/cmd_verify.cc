@@ -132,7 +132,10 @@ int Verify(const VerifyOptions& options, const Console& console) {
   std::unique_ptr<GpuSession> session;
   std::string where = "the host path, as --device host asks";
   if (options.device != "host") {
-    absl::StatusOr<std::unique_ptr<GpuSession>> opened = GpuSession::Open((*tools)->options());
+    // To check what would run is no reason to measure it.
+    RuntimeOptions chosen = (*tools)->options();
+    if (chosen.tune_policy != TunePolicy::kFrozen) chosen.tune_policy = TunePolicy::kCachedOnly;
+    absl::StatusOr<std::unique_ptr<GpuSession>> opened = GpuSession::Open(chosen);
     if (opened.ok()) {
       session = *std::move(opened);
       where = session->device().board.name;

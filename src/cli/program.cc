@@ -44,6 +44,7 @@ int RunProgram(const std::vector<std::string>& arguments, std::ostream& out, std
   AddEmitCommand(app, chosen);
   AddCompileCommand(app, chosen);
   AddExplainCommand(app, chosen);
+  AddTuneCommand(app, chosen);
   AddVerifyCommand(app, chosen);
   AddDoctorCommand(app, chosen);
   AddCacheCommand(app, chosen);

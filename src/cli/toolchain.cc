@@ -40,7 +40,28 @@ absl::StatusOr<std::unique_ptr<Toolchain>> Toolchain::Open() {
                   .helper = chosen.compiler_helper};
   tools->builder_ = std::make_unique<build::KernelBuilder>(
       tools->bundle_, tools->store_.store.get(), tools->compiler_.get(), &tools->logger_, builder);
+  tools->records_ = OpenTuningDb(chosen, &tools->logger_);
   return tools;
+}
+
+absl::StatusOr<plan::Decision> Toolchain::Plan(const AttentionSpec& spec, const std::string& target,
+                                               tune::Match* match) {
+  TILEWRIGHT_ASSIGN_OR_RETURN(const arch::ArchTraits traits, arch::FindArchTraits(target));
+  TILEWRIGHT_ASSIGN_OR_RETURN(const arch::BoardProfile board,
+                              arch::DefaultBoardProfile(traits.target));
+  TILEWRIGHT_ASSIGN_OR_RETURN(plan::Decision decision, PlanFor(spec, traits, board, options_));
+  TILEWRIGHT_ASSIGN_OR_RETURN(const std::optional<plan::Family> family,
+                              plan::ParseFamily(options_.family));
+  const tune::Match found = FindRecord(
+      *records_, options_, *bundle_, spec,
+      tune::MakeEnvironment(board, traits.target, /*driver_version=*/0),
+      plan::Candidates({spec, traits, board, options_.allow_fallback, family}, decision));
+  if (found.plan.has_value()) {
+    decision.plan = *found.plan;
+    decision.tuned = found.ToText();
+  }
+  if (match != nullptr) *match = found;
+  return decision;
 }
 
 std::unique_ptr<build::KernelBuilder> Toolchain::LookupBuilder() {

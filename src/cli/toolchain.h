@@ -15,6 +15,7 @@
 #include "compile/nvrtc_compiler.h"
 #include "emit/template_bundle.h"
 #include "plan/planner.h"
+#include "runtime/tuning.h"
 #include "tilewright/options.h"
 
 namespace tilewright::cli {
@@ -39,6 +40,11 @@ class Toolchain {
   const compile::NvrtcCompiler& compiler() const { return *compiler_; }
   build::KernelBuilder& builder() { return *builder_; }
 
+  // The plan that a runtime here gives `spec` on a target with the board that is assumed for it,
+  // tuning records considered; `match` says which one.
+  absl::StatusOr<plan::Decision> Plan(const AttentionSpec& spec, const std::string& target,
+                                      tune::Match* match = nullptr);
+
   // A builder that never compiles: what is stored, or FailedPrecondition.
   std::unique_ptr<build::KernelBuilder> LookupBuilder();
 
@@ -52,9 +58,10 @@ class Toolchain {
   cache::OpenedStore store_;
   std::unique_ptr<compile::NvrtcCompiler> compiler_;
   std::unique_ptr<build::KernelBuilder> builder_;
+  std::unique_ptr<tune::TuningDb> records_;
 };
 
-// The plan that a runtime with these options makes for `spec`.
+// The plan that the cost model makes for `spec` with these options.
 absl::StatusOr<plan::Decision> PlanFor(const AttentionSpec& spec, const arch::ArchTraits& traits,
                                        const arch::BoardProfile& board,
                                        const RuntimeOptions& options);

@@ -66,4 +66,21 @@ absl::StatusOr<Decision> BestOf(absl::Span<const FamilyRow> families, const Plan
 
 absl::StatusOr<Decision> Best(const PlanRequest& request) { return BestOf(kFamilies, request); }
 
+std::vector<KernelPlan> Candidates(const PlanRequest& request, const Decision& decision) {
+  const std::vector<KernelPlan>& own = decision.candidates;
+  std::vector<KernelPlan> others;
+  for (const FamilyRow& row : kFamilies) {
+    if (row.family == own.front().family || row.last_resort || request.family.has_value()) continue;
+    for (KernelPlan& plan : row.plan(request).plans) others.push_back(std::move(plan));
+  }
+  std::vector<KernelPlan> plans;
+  size_t next = 0;
+  for (size_t n = 0; n < own.size(); ++n) {
+    plans.push_back(own[n]);
+    if (n % 2 == 1 && next < others.size()) plans.push_back(std::move(others[next++]));
+  }
+  while (next < others.size()) plans.push_back(std::move(others[next++]));
+  return plans;
+}
+
 }  // namespace tilewright::plan

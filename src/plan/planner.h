@@ -31,8 +31,9 @@ struct Refusal {
 };
 
 struct Decision {
-  KernelPlan plan;
-  std::vector<KernelPlan> candidates;  // feasible ones, best first; plan == candidates[0]
+  KernelPlan plan;  // candidates[0], unless a measurement chose another one of them
+  std::vector<KernelPlan> candidates;  // feasible ones of the family, best first
+  std::string tuned;                   // which measurement chose the plan; empty: none did
   std::vector<Refusal> refusals;
   std::string why;        // one sentence
   bool fallback = false;  // the simple family, because no faster one could
@@ -41,6 +42,11 @@ struct Decision {
 // The plan to run. Unimplemented names why no family serves the spec, and the nearest that one
 // would.
 absl::StatusOr<Decision> Best(const PlanRequest& request);
+
+// All that may be measured for a spec, the decision's plan (of Best(request)) first: its family's
+// candidates, and after every two of them one of another family that serves the spec and is not
+// slower by nature. So the first few hold some of each.
+std::vector<KernelPlan> Candidates(const PlanRequest& request, const Decision& decision);
 
 }  // namespace tilewright::plan
 

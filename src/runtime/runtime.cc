@@ -28,6 +28,7 @@
 #include "runtime/pack_args.h"
 #include "runtime/pack_sm90.h"
 #include "runtime/runtime_impl.h"
+#include "runtime/tuning.h"
 #include "spec/canonical.h"
 #include "spec/validate.h"
 
@@ -49,6 +50,11 @@ absl::Status ValidateOptions(const RuntimeOptions& options) {
     int64_t value;
   } sizes[] = {{"cache_max_bytes", options.cache_max_bytes},
                {"device_ordinal", options.device_ordinal},
+               {"tune_budget_ms", options.tune_budget_ms},
+               {"tune_total_ms", options.tune_total_ms},
+               {"tune_candidates", options.tune_candidates},
+               {"tune_max_bytes", options.tune_max_bytes},
+               {"churn_per_minute", options.churn_per_minute},
                {"compile_threads", options.compile_threads},
                {"compile_timeout_ms", options.compile_timeout_ms},
                {"lock_timeout_ms", options.lock_timeout_ms}};
@@ -60,6 +66,10 @@ absl::Status ValidateOptions(const RuntimeOptions& options) {
   }
   TILEWRIGHT_RETURN_IF_ERROR(
       Annotate(plan::ParseFamily(options.family).status(), "RuntimeOptions"));
+  if ((options.device_allocate == nullptr) != (options.device_release == nullptr)) {
+    return absl::InvalidArgumentError(
+        "RuntimeOptions::device_allocate and device_release: both must be set, or neither");
+  }
   if (options.cache_in_memory && options.cache_read_only) {
     return absl::InvalidArgumentError(
         "RuntimeOptions::cache_read_only = true: must be false with cache_in_memory, whose store "
@@ -97,6 +107,14 @@ void ForEachInParallel(size_t count, int threads, const std::function<void(size_
   for (std::thread& helper : helpers) helper.join();
 }
 
+// "measured now: 1.23 ms, the default takes 1.5 ms"
+std::string DescribeMeasurement(const tune::TuningRecord& record) {
+  return absl::StrCat("measured by this process in ", static_cast<int64_t>(record.tune_ms),
+                      " ms: ", record.winner_ms, " ms, the default ", record.default_ms, " ms, ",
+                      record.candidates.size(), " candidates", record.note.empty() ? "" : "; ",
+                      record.note);
+}
+
 double MsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
       .count();
@@ -113,7 +131,7 @@ PreparedAttention::State::~State() {
 const std::string& PreparedAttention::spec_text() const { return state_->spec_text; }
 
 std::string PreparedAttention::Explain() const {
-  const State& s = *state_;
+  const State& s = state_->Newest();
   std::string text = absl::StrCat(s.spec_text, "\n");
   if (s.kernels.empty()) {
     absl::StrAppend(&text, "nothing to launch: the spec has no heads\n");
@@ -123,6 +141,7 @@ std::string PreparedAttention::Explain() const {
   absl::StrAppend(&text, "why       ", s.decision.why,
                   s.decision.fallback ? " (fallback: no faster family serves this spec)" : "",
                   "\n");
+  if (!s.decision.tuned.empty()) absl::StrAppend(&text, "tuned     ", s.decision.tuned, "\n");
   for (const plan::Refusal& refusal : s.decision.refusals) {
     absl::StrAppend(&text, "refused   ", AbslView(plan::FamilyName(refusal.family)), ": ",
                     refusal.reason, "\n");
@@ -159,7 +178,8 @@ absl::StatusOr<size_t> PreparedAttention::workspace_bytes(const AttentionArgs& a
           absl::StrCat(size.field, " = ", size.value, ": must be >= 0"));
     }
   }
-  return plan::PlanCall(state_->decision.plan, state_->spec, args).workspace_bytes;
+  const PreparedAttention::State& newest = state_->Newest();
+  return plan::PlanCall(newest.decision.plan, newest.spec, args).workspace_bytes;
 }
 
 // ---- Runtime --------------------------------------------------------------------------------
@@ -175,8 +195,33 @@ struct Runtime::Impl {
   absl::StatusOr<device::DeviceManager*> Devices();
   StateOr Prepare(const AttentionSpec& spec, Stream stream);
   absl::Status RefuseCapture(const device::DeviceManager& devices, Stream stream);
-  StateOr PrepareOn(const device::DeviceManager::Current& where, const SpecKey& key);
-  StateOr MakeState(const device::DeviceManager::Current& where, const SpecKey& key);
+  StateOr PrepareOn(const device::DeviceManager::Current& where, const SpecKey& key,
+                    bool deliberate);
+  // `deliberate`: the caller said that it wants many kernels, or this very one.
+  StateOr MakeState(const device::DeviceManager::Current& where, const SpecKey& key,
+                    bool deliberate);
+
+  // The steps of MakeState. A state that is not inserted is a trial of the tuner's.
+  struct Assembled {
+    std::shared_ptr<PreparedAttention::State> state;
+    std::vector<TableKernel> kernels;
+  };
+  plan::PlanRequest RequestFor(const device::DeviceManager::Current& where,
+                               const AttentionSpec& spec) const;
+  absl::StatusOr<plan::Decision> Decide(const device::DeviceManager::Current& where,
+                                        const AttentionSpec& spec);
+  // Lets records and measurements choose among the candidates.
+  Tuning::Measure ApplyTuning(const Tuning::Job& job, bool deliberate, plan::Decision* decision);
+  Tuning::Job JobFor(const device::DeviceManager::Current& where, const SpecKey& key,
+                     const plan::Decision& decision);
+  absl::StatusOr<Assembled> Assemble(const device::DeviceManager::Current& where,
+                                     const SpecKey& key, plan::Decision decision);
+  void Insert(const SpecKey& key, const Assembled& assembled, bool deliberate);
+  // Puts the winner of a tuning that ran in the background in the place of what was prepared.
+  void Swap(const Tuning::Job& job, const SpecKey& key, const plan::Decision& before,
+            const tune::TuningRecord& record);
+  void CountNewKernel(const AttentionSpec& spec);
+
   // The kernels of state->decision.plan, compiled several at a time; fills state->kernels.
   absl::StatusOr<std::vector<TableKernel>> MakeKernels(const device::DeviceManager::Current& where,
                                                        PreparedAttention::State* state);
@@ -206,7 +251,98 @@ struct Runtime::Impl {
   std::atomic<int64_t> fallbacks = 0;
   std::atomic<int64_t> capture_refusals = 0;
   std::atomic<int64_t> evictions = 0;
+  std::atomic<int64_t> tuned_swaps = 0;
+  Mutex swap_mutex;  // of State::newer_owner
+
+  Mutex churn_mutex;
+  std::chrono::steady_clock::time_point churn_since ABSL_GUARDED_BY(churn_mutex);
+  int churn_kernels ABSL_GUARDED_BY(churn_mutex) = 0;  // new ones since then
+  std::atomic<int64_t> churn_alarms = 0;
+
+  std::unique_ptr<Tuning> tuning;  // last: its threads use what is above
 };
+
+namespace {
+
+// Run without the checks of its handle.
+absl::Status RunState(const PreparedAttention::State& state, const AttentionArgs& args,
+                      Stream stream) {
+  TILEWRIGHT_RETURN_IF_ERROR(spec::ValidateArgs(state.spec, args));
+  const plan::CallPlan call = plan::PlanCall(state.decision.plan, state.spec, args);
+  if (call.workspace_bytes > 0 && args.workspace == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("workspace = null: must point to the ",
+                                                   call.workspace_bytes,
+                                                   " bytes that workspace_bytes(args) asks for"));
+  }
+  alignas(16) std::byte params[kMaxParamBytes];
+  for (const PreparedKernel& kernel : state.kernels) {
+    const plan::LaunchShape shape = plan::ComputeLaunchShape(kernel.plan, state.spec, args, call);
+    if (shape.grid == 0) continue;
+    PackArgs(kernel.spec, kernel.layout, args, params, call);
+    TILEWRIGHT_RETURN_IF_ERROR(
+        PackSm90(state.devices->api(), kernel.plan, kernel.spec, kernel.layout, args, params));
+    TILEWRIGHT_RETURN_IF_ERROR(kernel.resident->loaded->Launch(
+        {shape.grid, shape.block, shape.smem_bytes}, params, stream));
+  }
+  return absl::OkStatus();
+}
+
+// A prepared plan in the hands of the tuner.
+class StateTrial : public tune::Trial {
+ public:
+  explicit StateTrial(std::shared_ptr<const PreparedAttention::State> state)
+      : state_(std::move(state)) {}
+  absl::StatusOr<size_t> WorkspaceBytes(const AttentionArgs& args) const override {
+    return PreparedAttention(state_).workspace_bytes(args);
+  }
+  absl::Status Launch(const AttentionArgs& args, device::StreamHandle stream) const override {
+    return RunState(*state_, args, stream);
+  }
+
+ private:
+  const std::shared_ptr<const PreparedAttention::State> state_;
+};
+
+// Makes the plans of one spec as Prepare would.
+class RuntimeWorkshop : public tune::Workshop {
+ public:
+  using Loader = std::function<absl::StatusOr<std::shared_ptr<const PreparedAttention::State>>(
+      const plan::KernelPlan&)>;
+  RuntimeWorkshop(build::KernelBuilder* builder, AttentionSpec spec, Loader load)
+      : builder_(builder), spec_(std::move(spec)), load_(std::move(load)) {}
+
+  absl::StatusOr<tune::KernelFacts> Compile(const plan::KernelPlan& plan) override {
+    TILEWRIGHT_ASSIGN_OR_RETURN(const std::vector<build::KernelRequest> requests,
+                                builder_->MakeRequests(spec_, plan));
+    tune::KernelFacts facts;
+    for (const build::KernelRequest& request : requests) {
+      TILEWRIGHT_ASSIGN_OR_RETURN(const build::BuiltKernel built, builder_->Build(request));
+      const artifact::ResourceUsage& usage = built.binary.usage;
+      facts.registers = std::max(facts.registers, usage.registers);
+      facts.spill_bytes += usage.spill_store_bytes + usage.spill_load_bytes;
+      if (built.origin == build::BinaryOrigin::kCompiled) {
+        facts.compile_ms += built.binary.compile_ms;
+      }
+      facts.log += built.binary.log;
+    }
+    return facts;
+  }
+  absl::StatusOr<std::shared_ptr<const tune::Trial>> Load(const plan::KernelPlan& plan) override {
+    TILEWRIGHT_ASSIGN_OR_RETURN(auto state, load_(plan));
+    return std::make_shared<StateTrial>(std::move(state));
+  }
+
+ private:
+  build::KernelBuilder* const builder_;
+  const AttentionSpec spec_;
+  const Loader load_;
+};
+
+// Whether a handle that is out may run the newer plan, whatever workspace its caller has for it:
+// plans of one kernel need none.
+bool MayReplace(const plan::KernelPlan& plan) { return plan.Kernels().size() == 1 && !plan.split; }
+
+}  // namespace
 
 absl::StatusOr<device::DeviceManager*> Runtime::Impl::Devices() {
   if (device::DeviceManager* opened = devices.load(std::memory_order_acquire)) return opened;
@@ -247,14 +383,15 @@ StateOr Runtime::Impl::Prepare(const AttentionSpec& spec, Stream stream) {
   if (stream != nullptr || manager->CurrentContext() != nullptr) {
     TILEWRIGHT_RETURN_IF_ERROR(RefuseCapture(*manager, stream));
   }
-  return PrepareOn(where, key);
+  return PrepareOn(where, key, /*deliberate=*/false);
 }
 
-StateOr Runtime::Impl::PrepareOn(const device::DeviceManager::Current& where, const SpecKey& key) {
+StateOr Runtime::Impl::PrepareOn(const device::DeviceManager::Current& where, const SpecKey& key,
+                                 bool deliberate) {
   StateOr state = spec_flights.Do(key, [&]() -> StateOr {
     // Another thread may have finished it since the caller looked.
     if (auto found = table.Find(key)) return found;
-    return MakeState(where, key);
+    return MakeState(where, key, deliberate);
   });
   if (!state.ok()) {
     return Annotate(state.status(), absl::StrCat("while preparing ", spec::ToText(key.spec)));
@@ -262,8 +399,94 @@ StateOr Runtime::Impl::PrepareOn(const device::DeviceManager::Current& where, co
   return state;
 }
 
-StateOr Runtime::Impl::MakeState(const device::DeviceManager::Current& where, const SpecKey& key) {
-  const auto start = std::chrono::steady_clock::now();
+plan::PlanRequest Runtime::Impl::RequestFor(const device::DeviceManager::Current& where,
+                                            const AttentionSpec& spec) const {
+  // ValidateOptions has parsed it before.
+  const absl::StatusOr<std::optional<plan::Family>> family = plan::ParseFamily(options.family);
+  return {.spec = spec,
+          .traits = where.device->traits,
+          .board = where.device->board,
+          .allow_fallback = options.allow_fallback,
+          .family = family.ok() ? *family : std::nullopt};
+}
+
+absl::StatusOr<plan::Decision> Runtime::Impl::Decide(const device::DeviceManager::Current& where,
+                                                     const AttentionSpec& spec) {
+  TILEWRIGHT_ASSIGN_OR_RETURN(plan::Decision decision, plan::Best(RequestFor(where, spec)));
+  const std::string spec_text = spec::ToText(spec);
+  logger.Event(LogLevel::kDebug, "plan",
+               {{"spec", spec_text},
+                {"plan", decision.plan.ToString()},
+                {"candidates", decision.candidates.size()},
+                {"why", decision.why}});
+  for (const plan::Refusal& refusal : decision.refusals) {
+    logger.Event(LogLevel::kDebug, "refused",
+                 {{"spec", spec_text},
+                  {"family", AbslView(plan::FamilyName(refusal.family))},
+                  {"reason", refusal.reason}});
+  }
+  if (decision.fallback) {
+    fallbacks.fetch_add(1, std::memory_order_relaxed);
+    logger.EventOnce(LogLevel::kInfo, spec_text, "fallback",
+                     {{"spec", spec_text}, {"plan", decision.plan.ToString()}});
+  }
+  return decision;
+}
+
+Tuning::Job Runtime::Impl::JobFor(const device::DeviceManager::Current& where, const SpecKey& key,
+                                  const plan::Decision& decision) {
+  Tuning::Job job;
+  job.where = where;
+  job.spec = key.spec;
+  job.candidates = plan::Candidates(RequestFor(where, key.spec), decision);
+  // The definition in code, where it serves and is not what is checked.
+  plan::PlanRequest simple = RequestFor(where, key.spec);
+  simple.family = plan::Family::kFwdSimple;
+  if (decision.plan.family != plan::Family::kFwdSimple) {
+    const absl::StatusOr<plan::Decision> reference = plan::Best(simple);
+    if (reference.ok()) job.reference = reference->plan;
+  }
+  job.workshop = std::make_shared<RuntimeWorkshop>(
+      builder.get(), key.spec,
+      [this, where, key, decision](const plan::KernelPlan& plan)
+          -> absl::StatusOr<std::shared_ptr<const PreparedAttention::State>> {
+        plan::Decision other = decision;
+        other.plan = plan;
+        TILEWRIGHT_ASSIGN_OR_RETURN(Assembled assembled, Assemble(where, key, std::move(other)));
+        return assembled.state;
+      });
+  return job;
+}
+
+Tuning::Measure Runtime::Impl::ApplyTuning(const Tuning::Job& job, bool deliberate,
+                                           plan::Decision* decision) {
+  const Tuning::Verdict verdict = tuning->Judge(job.where, job.spec, job.candidates);
+  if (verdict.match.plan.has_value()) {
+    decision->plan = *verdict.match.plan;
+    decision->tuned = verdict.match.ToText();
+  }
+  if (!verdict.why_not.empty()) {
+    decision->tuned = absl::StrCat(decision->tuned, decision->tuned.empty() ? "" : "; ",
+                                   "not measured: ", verdict.why_not);
+  }
+  if (verdict.measure != Tuning::Measure::kNow) return verdict.measure;
+  TuneOptions how;
+  how.budget_ms = options.tune_budget_ms;
+  how.max_candidates = options.tune_candidates;
+  const absl::StatusOr<Tuning::Measured> measured =
+      tuning->MeasureNow(job, how, /*patient=*/deliberate);
+  if (!measured.ok()) {
+    decision->tuned = absl::StrCat(decision->tuned, decision->tuned.empty() ? "" : "; ",
+                                   "not measured: ", measured.status().message());
+  } else if (const auto winner = plan::ParsePlan(measured->record.winner); winner.ok()) {
+    decision->plan = *winner;
+    decision->tuned = DescribeMeasurement(measured->record);
+  }
+  return Tuning::Measure::kNo;
+}
+
+absl::StatusOr<Runtime::Impl::Assembled> Runtime::Impl::Assemble(
+    const device::DeviceManager::Current& where, const SpecKey& key, plan::Decision decision) {
   auto state = std::make_shared<PreparedAttention::State>();
   state->spec = key.spec;
   state->spec_text = spec::ToText(key.spec);
@@ -275,42 +498,105 @@ StateOr Runtime::Impl::MakeState(const device::DeviceManager::Current& where, co
   }
   std::vector<TableKernel> kernels;
   if (key.spec.heads_q > 0) {
-    TILEWRIGHT_ASSIGN_OR_RETURN(const std::optional<plan::Family> family,
-                                plan::ParseFamily(options.family));
-    TILEWRIGHT_ASSIGN_OR_RETURN(state->decision,
-                                plan::Best({.spec = state->spec,
-                                            .traits = where.device->traits,
-                                            .board = where.device->board,
-                                            .allow_fallback = options.allow_fallback,
-                                            .family = family}));
-    const plan::Decision& decision = state->decision;
-    logger.Event(LogLevel::kDebug, "plan",
-                 {{"spec", state->spec_text},
-                  {"plan", decision.plan.ToString()},
-                  {"candidates", decision.candidates.size()},
-                  {"why", decision.why}});
-    for (const plan::Refusal& refusal : decision.refusals) {
-      logger.Event(LogLevel::kDebug, "refused",
-                   {{"spec", state->spec_text},
-                    {"family", AbslView(plan::FamilyName(refusal.family))},
-                    {"reason", refusal.reason}});
-    }
-    if (decision.fallback) {
-      fallbacks.fetch_add(1, std::memory_order_relaxed);
-      logger.EventOnce(LogLevel::kInfo, state->spec_text, "fallback",
-                       {{"spec", state->spec_text}, {"plan", decision.plan.ToString()}});
-    }
+    state->decision = std::move(decision);
     TILEWRIGHT_ASSIGN_OR_RETURN(kernels, MakeKernels(where, state.get()));
   }
-  const int64_t evicted = table.Insert(key, state, kernels);
+  return Assembled{std::move(state), std::move(kernels)};
+}
+
+void Runtime::Impl::Insert(const SpecKey& key, const Assembled& assembled, bool deliberate) {
+  const std::shared_ptr<PreparedAttention::State>& state = assembled.state;
+  for (const TableKernel& kernel : assembled.kernels) {
+    if (!deliberate && table.FindKernel(kernel.key) == nullptr) CountNewKernel(state->spec);
+  }
+  const int64_t evicted = table.Insert(key, state, assembled.kernels);
   evictions.fetch_add(evicted, std::memory_order_relaxed);
   if (evicted > 0) logger.Event(LogLevel::kInfo, "evict", {{"kernels", evicted}});
+}
+
+void Runtime::Impl::CountNewKernel(const AttentionSpec& spec) {
+  if (options.churn_per_minute == 0) return;
+  const auto now = std::chrono::steady_clock::now();
+  int kernels = 0;
+  {
+    MutexLock lock(&churn_mutex);
+    if (churn_kernels == 0 || now - churn_since >= std::chrono::minutes(1)) {
+      churn_since = now;
+      churn_kernels = 0;
+    }
+    kernels = ++churn_kernels;
+  }
+  if (kernels != options.churn_per_minute + 1) return;  // once a minute
+  churn_alarms.fetch_add(1, std::memory_order_relaxed);
+  logger.Event(LogLevel::kWarning, "churn",
+               {{"kernels_in_a_minute", kernels},
+                {"spec", spec::ToText(spec)},
+                {"hint", spec.exact ? "exact makes batch and lengths part of the kernel"
+                                    : "is something that varies part of the spec?"}});
+}
+
+void Runtime::Impl::Swap(const Tuning::Job& job, const SpecKey& key, const plan::Decision& before,
+                         const tune::TuningRecord& record) {
+  const absl::StatusOr<plan::KernelPlan> winner = plan::ParsePlan(record.winner);
+  if (!winner.ok()) return;
+  plan::Decision decision = before;
+  decision.plan = *winner;
+  decision.tuned = DescribeMeasurement(record);
+  const std::shared_ptr<const PreparedAttention::State> old = table.Find(key);
+  absl::StatusOr<Assembled> assembled = Assemble(job.where, key, std::move(decision));
+  if (!assembled.ok()) {
+    logger.Event(LogLevel::kWarning, "tuned_not_loaded",
+                 {{"spec", record.spec}, {"reason", assembled.status().message()}});
+    return;
+  }
+  Insert(key, *assembled, /*deliberate=*/true);
+  if (*winner == before.plan) return;
+  tuned_swaps.fetch_add(1, std::memory_order_relaxed);
+  logger.Event(LogLevel::kInfo, "tuned_swap",
+               {{"spec", record.spec}, {"from", before.plan.ToString()}, {"to", record.winner}});
+  MutexLock lock(&swap_mutex);
+  if (old != nullptr && old->newer_owner == nullptr && MayReplace(*winner)) {
+    old->newer_owner = assembled->state;
+    old->newer.store(assembled->state.get(), std::memory_order_release);
+  }
+}
+
+StateOr Runtime::Impl::MakeState(const device::DeviceManager::Current& where, const SpecKey& key,
+                                 bool deliberate) {
+  const auto start = std::chrono::steady_clock::now();
+  plan::Decision decision;
+  Tuning::Job job;
+  Tuning::Measure measure = Tuning::Measure::kNo;
+  if (key.spec.heads_q > 0) {
+    TILEWRIGHT_ASSIGN_OR_RETURN(decision, Decide(where, key.spec));
+    job = JobFor(where, key, decision);
+    measure = ApplyTuning(job, deliberate, &decision);
+  }
+  absl::StatusOr<Assembled> assembled = Assemble(where, key, decision);
+  if (!assembled.ok() && options.tune_policy == TunePolicy::kFrozen &&
+      absl::IsFailedPrecondition(assembled.status()) &&
+      decision.plan != decision.candidates.front()) {
+    // What was compiled ahead of time may be what the cost model says, by who had no record.
+    decision.plan = decision.candidates.front();
+    absl::StrAppend(&decision.tuned, "; its kernel is not stored, the default's is");
+    absl::StatusOr<Assembled> untuned = Assemble(where, key, decision);
+    if (untuned.ok()) assembled = std::move(untuned);
+  }
+  TILEWRIGHT_RETURN_IF_ERROR(assembled.status());
+  Insert(key, *assembled, deliberate);
+  const std::shared_ptr<PreparedAttention::State>& state = assembled->state;
+  if (measure == Tuning::Measure::kLater) {
+    tuning->MeasureLater(job, [this, job, key, decision](const tune::TuningRecord& record) {
+      Swap(job, key, decision, record);
+    });
+  }
   logger.Event(LogLevel::kInfo, "prepare",
                {{"spec", state->spec_text},
                 {"plan", state->decision.plan.ToString()},
+                {"tuned", state->decision.tuned},
                 {"device", where.device->ordinal},
                 {"ms", MsSince(start)}});
-  return state;
+  return std::shared_ptr<const PreparedAttention::State>(state);
 }
 
 absl::StatusOr<std::vector<TableKernel>> Runtime::Impl::MakeKernels(
@@ -362,7 +648,13 @@ Runtime::Runtime(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Runtime::~Runtime() {
   // See KernelBuilder's destructor: nothing of it lives in a forked child.
-  if (getpid() != impl_->pid) (void)impl_.release();
+  if (getpid() != impl_->pid) {
+    (void)impl_.release();
+    return;
+  }
+  // In this order: a stopped tuning begins no compile.
+  impl_->tuning->Stop();
+  impl_->builder->CancelCompiles();
 }
 
 absl::StatusOr<std::unique_ptr<Runtime>> RuntimeParts::CreateRuntime(const RuntimeOptions& options,
@@ -401,6 +693,10 @@ absl::StatusOr<std::unique_ptr<Runtime>> RuntimeParts::CreateRuntime(const Runti
                                      .timeout_ms = options.compile_timeout_ms,
                                      .isolate = options.isolate_compiler,
                                      .helper = options.compiler_helper}});
+  impl->tuning = std::make_unique<Tuning>(
+      impl->options, bundle, &impl->logger, [impl = impl.get()]() -> const device::DriverApi& {
+        return impl->devices.load(std::memory_order_acquire)->api();
+      });
   return std::unique_ptr<Runtime>(new Runtime(std::move(impl)));
 }
 
@@ -433,7 +729,7 @@ absl::Status Runtime::Warmup(absl::Span<const AttentionSpec> specs) {
     if (impl_->table.Find(key) != nullptr) {
       impl_->memory_hits.fetch_add(1, std::memory_order_relaxed);
     } else {
-      results[i] = impl_->PrepareOn(where, key).status();
+      results[i] = impl_->PrepareOn(where, key, /*deliberate=*/true).status();
     }
   };
   ForEachInParallel(specs.size(), compile::CompileThreads(impl_->options.compile_threads), work);
@@ -441,31 +737,59 @@ absl::Status Runtime::Warmup(absl::Span<const AttentionSpec> specs) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<TuneResult> Runtime::Tune(const AttentionSpec& spec, const TuneOptions& options,
+                                         Stream stream) {
+  Impl& impl = *impl_;
+  if (getpid() != impl.pid) return ForkedError(impl.pid);
+  if (impl.options.tune_policy == TunePolicy::kFrozen) {
+    return absl::FailedPreconditionError("tune_policy is kFrozen: nothing is measured");
+  }
+  for (const int value : {options.budget_ms, options.max_candidates}) {
+    if (value < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("TuneOptions: budget_ms and max_candidates must be >= 0, one is ", value));
+    }
+  }
+  TILEWRIGHT_RETURN_IF_ERROR(spec::Validate(spec));
+  TILEWRIGHT_ASSIGN_OR_RETURN(device::DeviceManager* const manager, impl.Devices());
+  TILEWRIGHT_ASSIGN_OR_RETURN(const device::DeviceManager::Current where,
+                              manager->CurrentOrPrimary(impl.options.device_ordinal));
+  if (stream != nullptr || manager->CurrentContext() != nullptr) {
+    TILEWRIGHT_RETURN_IF_ERROR(impl.RefuseCapture(*manager, stream));
+  }
+  const SpecKey key = {where.context_id, spec::Canonicalise(spec)};
+  if (key.spec.heads_q == 0) return absl::InvalidArgumentError("heads_q = 0: nothing to measure");
+  const auto annotate = [&](const absl::Status& status) {
+    return Annotate(status, absl::StrCat("while tuning ", spec::ToText(key.spec)));
+  };
+  absl::StatusOr<plan::Decision> decision = impl.Decide(where, key.spec);
+  if (!decision.ok()) return annotate(decision.status());
+  const Tuning::Job job = impl.JobFor(where, key, *decision);
+  const absl::StatusOr<Tuning::Measured> measured =
+      impl.tuning->MeasureNow(job, options, /*patient=*/false);
+  if (!measured.ok()) return annotate(measured.status());
+  const tune::TuningRecord& record = measured->record;
+  if (!options.hot) impl.Swap(job, key, *decision, record);
+  return TuneResult{.measured = measured->fresh,
+                    .winner = record.winner,
+                    .default_plan = record.default_plan,
+                    .winner_ms = record.winner_ms,
+                    .default_ms = record.default_ms,
+                    .record = record.ToJson()};
+}
+
+bool Runtime::WaitForTuning(int timeout_ms) {
+  return getpid() != impl_->pid || impl_->tuning->WaitUntilIdle(timeout_ms);
+}
+
 absl::Status Runtime::Run(const PreparedAttention& attention, const AttentionArgs& args,
                           Stream stream) const {
   if (!attention.valid()) {
     return absl::InvalidArgumentError("attention is empty: must come from Prepare");
   }
-  const PreparedAttention::State& state = *attention.state();
+  const PreparedAttention::State& state = attention.state()->Newest();
   if (getpid() != state.pid) return ForkedError(state.pid);
-  TILEWRIGHT_RETURN_IF_ERROR(spec::ValidateArgs(state.spec, args));
-  const plan::CallPlan call = plan::PlanCall(state.decision.plan, state.spec, args);
-  if (call.workspace_bytes > 0 && args.workspace == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("workspace = null: must point to the ",
-                                                   call.workspace_bytes,
-                                                   " bytes that workspace_bytes(args) asks for"));
-  }
-  alignas(16) std::byte params[kMaxParamBytes];
-  for (const PreparedKernel& kernel : state.kernels) {
-    const plan::LaunchShape shape = plan::ComputeLaunchShape(kernel.plan, state.spec, args, call);
-    if (shape.grid == 0) continue;
-    PackArgs(kernel.spec, kernel.layout, args, params, call);
-    TILEWRIGHT_RETURN_IF_ERROR(
-        PackSm90(state.devices->api(), kernel.plan, kernel.spec, kernel.layout, args, params));
-    TILEWRIGHT_RETURN_IF_ERROR(kernel.resident->loaded->Launch(
-        {shape.grid, shape.block, shape.smem_bytes}, params, stream));
-  }
-  return absl::OkStatus();
+  return RunState(state, args, stream);
 }
 
 void Runtime::CancelCompiles() {
@@ -508,6 +832,15 @@ RuntimeCounters Runtime::counters() const {
   counters.lock_wait_ms = stored.lock_wait_ms;
   counters.lock_timeouts = stored.lock_timeouts;
   counters.warnings_suppressed = impl_->logger.suppressed();
+  const Tuning::Counters tuned = impl_->tuning->counters();
+  counters.tunes = tuned.tunes;
+  counters.tune_ms = tuned.tune_ms;
+  counters.tune_failures = tuned.failures;
+  counters.tune_postponed = tuned.postponed;
+  counters.record_hits = tuned.record_hits;
+  counters.nearest_hits = tuned.nearest_hits;
+  counters.tuned_swaps = impl_->tuned_swaps.load(std::memory_order_relaxed);
+  counters.churn_alarms = impl_->churn_alarms.load(std::memory_order_relaxed);
   return counters;
 }
 

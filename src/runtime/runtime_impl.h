@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -43,6 +44,16 @@ struct PreparedAttention::State {
   std::string device_name;
   pid_t pid = 0;
   std::shared_ptr<const device::DeviceManager> devices;  // the table that `kernels` call
+
+  // What a tuning in the background has put in the place of this one, which stays for those who
+  // are just running it. Set at most once (KernelTable::mutex_ is not involved: Run takes no lock).
+  mutable std::atomic<const State*> newer = nullptr;
+  mutable std::shared_ptr<const State> newer_owner;
+  const State& Newest() const {
+    const State* newest = this;
+    while (const State* next = newest->newer.load(std::memory_order_acquire)) newest = next;
+    return *newest;
+  }
 };
 
 // What Create() takes from the system and tests replace.

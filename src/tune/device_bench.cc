@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "spec/canonical.h"
 #include "spec/validate.h"
 #include "tune/bucket.h"
 
@@ -260,9 +261,7 @@ absl::Status DeviceBench::Open(const Trial& first, const Trial* reference) {
   TILEWRIGHT_ASSIGN_OR_RETURN(held_->check, make(check));
   const AttentionSpec timed = TimedSpec(spec_, bytes, options_.max_flops, lengths_unknown);
   TILEWRIGHT_ASSIGN_OR_RETURN(held_->timed, make(timed));
-  if (timed.batch != spec_.batch) {
-    note_ = absl::StrCat("timed with a batch of ", timed.batch);
-  }
+  timed_spec_ = spec::ToText(timed);
   return RunCheck(reference != nullptr ? *reference : first, &reference_output_, &reference_lse_);
 }
 

@@ -51,7 +51,7 @@ class DeviceBench : public TestBench {
   absl::StatusOr<std::vector<double>> Round(absl::Span<const Trial* const> trials) override;
   void Pause() override;
   std::string reference() const override { return reference_name_; }
-  std::string note() const override { return note_; }
+  std::string timed_spec() const override { return timed_spec_; }
 
   ~DeviceBench() override;
   DeviceBench(const DeviceBench&) = delete;
@@ -82,7 +82,7 @@ class DeviceBench : public TestBench {
   const AttentionSpec spec_;
   const BenchOptions options_;
   std::string reference_name_;
-  std::string note_;
+  std::string timed_spec_;
   std::unique_ptr<Holdings> held_;
   std::string reference_output_;
   std::vector<float> reference_lse_;

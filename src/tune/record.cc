@@ -163,6 +163,7 @@ std::string TuningRecord::ToJson() const {
                        {"seqlen_q", bucket.seqlen_q},
                        {"seqlen_kv", bucket.seqlen_kv}}},
                      {"spec", spec},
+                     {"timed", timed},
                      {"environment",
                       {{"gpu", environment.gpu},
                        {"target", environment.target},
@@ -211,6 +212,7 @@ absl::StatusOr<TuningRecord> ParseRecord(std::string_view text) {
     TILEWRIGHT_RETURN_IF_ERROR(fields.status());
   }
   reader.Read("spec", &record.spec);
+  reader.Read("timed", &record.timed);
   if (const Json* environment = reader.Object("environment")) {
     Environment& env = record.environment;
     Reader fields(*environment);

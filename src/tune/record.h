@@ -51,7 +51,7 @@ std::string_view OutcomeName(Outcome outcome);
 struct CandidateResult {
   std::string plan;  // KernelPlan::ToString()
   Outcome outcome = Outcome::kUntried;
-  std::string reason;   // of what was not timed to the end
+  std::string reason = {};  // of what was not timed to the end
   double ms = 0;        // median
   double relative = 0;  // time over the default's, median over the rounds that timed both
   double band = 0;      // noise band of `relative`
@@ -62,7 +62,8 @@ struct CandidateResult {
 
 struct TuningRecord {
   Bucket bucket;
-  std::string spec;  // the one measured, in words
+  std::string spec;   // that asked for it, in words
+  std::string timed;  // and with the sizes that it was timed at
   Environment environment;
   std::string policy = "cold";  // state of the L2 cache: "cold" or "hot"
   std::string candidate_set;    // CandidateSetDigest

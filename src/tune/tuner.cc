@@ -39,6 +39,12 @@ std::string UtcNow() {
   return text;
 }
 
+// Of a compile: it failed for want of a compiler or of time, not because of what was compiled.
+bool SaysNothing(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsCancelled(status) ||
+         absl::IsDeadlineExceeded(status);
+}
+
 // What is not worth finding out a second time.
 bool IsVerdict(Outcome outcome) {
   return outcome == Outcome::kRejected || outcome == Outcome::kFailed || outcome == Outcome::kWrong;
@@ -226,7 +232,8 @@ void Tuner::Session::Settle(size_t index, const absl::StatusOr<KernelFacts>& fac
         {{"plan", result.plan}, {"outcome", OutcomeName(outcome)}, {"reason", result.reason}});
   };
   if (!facts.ok()) {
-    out(Outcome::kFailed, std::string(facts.status().message()));
+    out(SaysNothing(facts.status()) ? Outcome::kUntried : Outcome::kFailed,
+        std::string(facts.status().message()));
     return;
   }
   result.registers = facts->registers;
@@ -424,10 +431,11 @@ absl::StatusOr<TuningRecord> Tuner::Session::Run(const OpenBench& open_bench) {
     if (!built.has_value()) {
       return absl::DeadlineExceededError("the budget ended with the compile of the reference");
     }
-    absl::StatusOr<std::shared_ptr<const Trial>> trial = built->status();
-    if (built->ok()) trial = workshop_->Load(*request_.reference);
+    const absl::StatusOr<std::shared_ptr<const Trial>> trial =
+        built->ok() ? workshop_->Load(*request_.reference)
+                    : absl::StatusOr<std::shared_ptr<const Trial>>(built->status());
     if (trial.ok()) {
-      reference = *std::move(trial);
+      reference = *trial;
     } else {
       record_.note = absl::StrCat("compared with the default, as the reference failed: ",
                                   trial.status().message());
@@ -435,6 +443,7 @@ absl::StatusOr<TuningRecord> Tuner::Session::Run(const OpenBench& open_bench) {
   }
   TILEWRIGHT_ASSIGN_OR_RETURN(bench_, open_bench(*candidates_[0].trial, reference.get()));
   record_.checked_against = bench_->reference();
+  record_.timed = bench_->timed_spec();
   const absl::Status right = bench_->Check(*candidates_[0].trial);
   if (absl::IsFailedPrecondition(right)) {
     candidates_[0].result.outcome = Outcome::kWrong;
@@ -449,11 +458,23 @@ absl::StatusOr<TuningRecord> Tuner::Session::Run(const OpenBench& open_bench) {
   const Trial* const only[] = {candidates_[0].trial.get()};
   const TimePoint before = tuner_.now_();
   TILEWRIGHT_RETURN_IF_ERROR(bench_->Round(only).status());
-  round_ms_ = duration<double, std::milli>(tuner_.now_() - before).count() *
-              static_cast<double>(candidates_.size());
+  const auto open = std::count_if(candidates_.begin(), candidates_.end(), [](const auto& one) {
+    return !one.settled || one.trial != nullptr;
+  });
+  round_ms_ =
+      duration<double, std::milli>(tuner_.now_() - before).count() * static_cast<double>(open);
   CopyResults();
   Save();
   SettleAll();
+  // A record would say that the default had been measured against others.
+  const bool alone = std::all_of(candidates_.begin() + 1, candidates_.end(), [](const auto& one) {
+    return one.result.outcome == Outcome::kUntried;
+  });
+  if (alone && candidates_.size() > 1) {
+    const std::string text =
+        absl::StrCat("no other candidate could be built: ", candidates_[1].result.reason);
+    return record_.budget_cut ? absl::DeadlineExceededError(text) : absl::UnavailableError(text);
+  }
   TILEWRIGHT_RETURN_IF_ERROR(Measure());
 
   std::vector<bool> eligible;
@@ -480,8 +501,6 @@ absl::StatusOr<TuningRecord> Tuner::Session::Run(const OpenBench& open_bench) {
         absl::StrCat("no candidate computes what the reference does: ", record_.default_plan, ": ",
                      candidates_[0].result.reason));
   }
-  const std::string note = bench_->note();
-  if (!note.empty()) absl::StrAppend(&record_.note, record_.note.empty() ? "" : "; ", note);
   record_.winner = candidates_[winner].result.plan;
   record_.winner_ms = candidates_[winner].result.ms;
   record_.default_ms = candidates_[0].result.ms;

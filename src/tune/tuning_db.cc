@@ -16,14 +16,25 @@ constexpr char kUser[] = "user";
 constexpr char kPack[] = "pack";
 constexpr char kShipped[] = "shipped";
 
-// The winner as one of the candidates; none when it is not legal (any more).
+plan::KernelPlan Unsplit(plan::KernelPlan plan) {
+  plan.split = false;
+  plan.slots = 0;
+  plan.before.clear();
+  plan.after.clear();
+  return plan;
+}
+
+// The winner where it is one of the candidates; none when it is not legal (any more).
 std::optional<plan::KernelPlan> LegalWinner(const TuningRecord& record,
                                             absl::Span<const plan::KernelPlan> candidates) {
   const absl::StatusOr<plan::KernelPlan> winner = plan::ParsePlan(record.winner);
   if (!winner.ok()) return std::nullopt;
-  const auto found = std::find(candidates.begin(), candidates.end(), *winner);
-  if (found == candidates.end()) return std::nullopt;
-  return *found;
+  if (std::find(candidates.begin(), candidates.end(), *winner) != candidates.end()) return *winner;
+  // Whether keys are worth cutting into parts is a matter of sizes; both ways are legal for all.
+  const plan::KernelPlan whole = Unsplit(*winner);
+  const auto same = [&](const plan::KernelPlan& plan) { return Unsplit(plan) == whole; };
+  if (std::none_of(candidates.begin(), candidates.end(), same)) return std::nullopt;
+  return *winner;
 }
 
 std::vector<std::string> Staleness(const TuningRecord& record, const Query& query) {

@@ -33,7 +33,8 @@ std::string_view MatchQualityName(MatchQuality quality);
 struct Match {
   MatchQuality quality = MatchQuality::kNone;
   TuningRecord record;                   // none for kNone
-  std::optional<plan::KernelPlan> plan;  // the record's winner; one of the candidates asked with
+  std::optional<plan::KernelPlan> plan;  // the record's winner; one of the candidates asked with,
+                                         // but for the parts that its keys are cut into
   std::string source;                    // "user", "pack", "shipped"
   std::vector<std::string> stale;        // what differs: "driver_version", "candidate_set", ...
   std::vector<std::string> passed_over;  // records that matched better and could not be used: why

@@ -55,8 +55,8 @@ class TestBench {
   virtual void Pause() = 0;
   // Family that Check compares with, or what else.
   virtual std::string reference() const = 0;
-  // What was seen of the device, for the record: "batch 8 of 64, 1.2 GB".
-  virtual std::string note() const = 0;
+  // The spec at whose sizes Round times, in words: a smaller batch may have to do.
+  virtual std::string timed_spec() const = 0;
 };
 
 }  // namespace tilewright::tune

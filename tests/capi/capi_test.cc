@@ -20,6 +20,7 @@ tw_options QuietOptions() {
   EXPECT_EQ(tw_options_init(&options, sizeof options), TW_OK);
   options.cache_in_memory = 1;
   options.log_level = TW_LOG_OFF;
+  options.tune_policy = TW_TUNE_OFF;
   return options;
 }
 

@@ -29,6 +29,7 @@ STRUCTS = {
     "tw_bias_gradient": _c.BiasGradient,
     "tw_args": _c.Args,
     "tw_counters": _c.Counters,
+    "tw_tune_options": _c.TuneOptions,
 }
 
 
@@ -158,6 +159,7 @@ class CppInterfaceTest(unittest.TestCase):
             ("attention.h", "SnippetArray", "tw_snippet_array"),
             ("attention.h", "SnippetScalar", "tw_snippet_scalar"),
             ("runtime.h", "RuntimeCounters", "tw_counters"),
+            ("options.h", "TuneOptions", "tw_tune_options"),
         ):
             names = fields_in_cpp(header, cpp)
             self.assertGreater(len(names), 1)

@@ -29,21 +29,47 @@ using Moved = std::map<std::string, int64_t>;
 Moved Fields(const RuntimeCounters& c) {
 #define FIELD(name) \
   { #name, c.name }
-  return {FIELD(prepares),          FIELD(memory_hits),        FIELD(store_hits),
-          FIELD(store_misses),      FIELD(compiles),           FIELD(loads),
-          FIELD(load_rejects),      FIELD(fallbacks),          FIELD(capture_refusals),
-          FIELD(evictions),         FIELD(compile_failures),   FIELD(compile_timeouts),
-          FIELD(compile_cancels),   FIELD(helper_crashes),     FIELD(store_memory_hits),
-          FIELD(store_pack_hits),   FIELD(store_disk_hits),    FIELD(misses_absent),
-          FIELD(misses_corrupt),    FIELD(misses_foreign),     FIELD(misses_differ),
-          FIELD(misses_unreadable), FIELD(publishes),          FIELD(publish_failures),
-          FIELD(publish_drops),     FIELD(store_evictions),    FIELD(lock_waits),
-          FIELD(lock_timeouts),     FIELD(warnings_suppressed)};
+  return {FIELD(prepares),
+          FIELD(memory_hits),
+          FIELD(store_hits),
+          FIELD(store_misses),
+          FIELD(compiles),
+          FIELD(loads),
+          FIELD(load_rejects),
+          FIELD(fallbacks),
+          FIELD(capture_refusals),
+          FIELD(evictions),
+          FIELD(compile_failures),
+          FIELD(compile_timeouts),
+          FIELD(compile_cancels),
+          FIELD(helper_crashes),
+          FIELD(store_memory_hits),
+          FIELD(store_pack_hits),
+          FIELD(store_disk_hits),
+          FIELD(misses_absent),
+          FIELD(misses_corrupt),
+          FIELD(misses_foreign),
+          FIELD(misses_differ),
+          FIELD(misses_unreadable),
+          FIELD(publishes),
+          FIELD(publish_failures),
+          FIELD(publish_drops),
+          FIELD(store_evictions),
+          FIELD(lock_waits),
+          FIELD(lock_timeouts),
+          FIELD(warnings_suppressed),
+          FIELD(tunes),
+          FIELD(tune_failures),
+          FIELD(tune_postponed),
+          FIELD(record_hits),
+          FIELD(nearest_hits),
+          FIELD(tuned_swaps),
+          FIELD(churn_alarms)};
 #undef FIELD
 }
 
-// The fields above and three of milliseconds are all there are: a new one must join the tests.
-static_assert(sizeof(RuntimeCounters) == (29 + 3) * sizeof(int64_t));
+// The fields above and four of milliseconds are all there are: a new one must join the tests.
+static_assert(sizeof(RuntimeCounters) == (36 + 4) * sizeof(int64_t));
 
 class CountersTest : public ::testing::Test {
  protected:
@@ -54,6 +80,7 @@ class CountersTest : public ::testing::Test {
     options.log_sink = lines_.sink();
     options.nvrtc_path = TILEWRIGHT_MISBEHAVING_LIBNVRTC;
     options.cache_dir = directory_.path() + "/store";
+    options.tune_policy = TunePolicy::kOff;
     return options;
   }
   std::unique_ptr<Runtime> Make(const RuntimeOptions& options, KernelTable::Limits limits = {}) {

@@ -45,6 +45,9 @@ inline RuntimeOptions TestOptions() {
   options.log_level = LogLevel::kOff;
   // One kernel for all lengths, whatever other families are there.
   options.family = "attn_fwd_simple";
+  // Tests that count compiles and launches mean those of the spec; tests/runtime/tuning_test.cc
+  // tunes.
+  options.tune_policy = TunePolicy::kOff;
   return options;
 }
 

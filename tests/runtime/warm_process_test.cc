@@ -26,6 +26,7 @@ TEST(DISABLED_WarmProcessChildTest, PreparesAndTellsItsMaps) {
   driver.api().cuCtxSetCurrent(driver.MakeContext(0));
   auto options = RuntimeOptions::FromEnvironment();
   ASSERT_TRUE(options.ok()) << options.status();
+  options->tune_policy = TunePolicy::kOff;  // one kernel is one compile
   const auto runtime = MakeRuntime(driver, *options);
   ASSERT_TRUE(runtime.ok()) << runtime.status();
   const auto prepared = (*runtime)->Prepare(SmallSpec());

@@ -134,7 +134,7 @@ class SimulatedBench : public TestBench {
   }
   void Pause() override { ++pauses; }
   std::string reference() const override { return "simulated"; }
-  std::string note() const override { return ""; }
+  std::string timed_spec() const override { return ""; }
 
   std::set<std::string> wrong;  // plans whose result differs
   int rounds = 0;

@@ -124,6 +124,38 @@ TEST(TunerTest, NeverLetsAWrongCandidateWin) {
   EXPECT_THAT(ResultOf(*run.record, 1).reason, HasSubstr("o[0] is 1"));
 }
 
+TEST(TunerTest, ComparesWithTheReferenceWhichIsNeverTimed) {
+  const plan::KernelPlan reference = NumberedPlan(7);
+  TuneRequest request = RequestOf(NumberedPlans(2));
+  request.reference = reference;
+  const auto tune = [&](const std::shared_ptr<SimulatedWorkshop>& workshop) {
+    std::string seen;
+    Logger logger(LogLevel::kOff);
+    Tuner tuner(2, &logger);
+    const auto record =
+        tuner.Tune(request, workshop, [&](const Trial& first, const Trial* compared) {
+          seen = static_cast<const SimulatedTrial&>(first).plan() + " against " +
+                 (compared == nullptr ? "nothing"
+                                      : static_cast<const SimulatedTrial*>(compared)->plan());
+          return absl::StatusOr<std::unique_ptr<TestBench>>(std::make_unique<SimulatedBench>(
+              std::map<std::string, double>{{PlanText(0), 1.0}, {PlanText(1), 0.9}}, Weather(), 1));
+        });
+    EXPECT_TRUE(record.ok()) << record.status();
+    if (record.ok()) {
+      EXPECT_EQ(record->winner, PlanText(1));
+      seen += "; " + record->note;
+    }
+    return seen;
+  };
+  EXPECT_EQ(tune(std::make_shared<SimulatedWorkshop>()),
+            PlanText(0) + " against " + reference.ToString() + "; ");
+  // One that cannot be had: the default has to do.
+  auto without = std::make_shared<SimulatedWorkshop>();
+  without->facts.emplace(reference.ToString(), absl::UnimplementedError("no such kernel"));
+  EXPECT_THAT(tune(without),
+              HasSubstr(PlanText(0) + " against nothing; compared with the default"));
+}
+
 TEST(TunerTest, LeavesADefaultThatIsWrong) {
   const Tuned run = TuneSimulated({1.0, 1.2, 1.1}, {}, 1,
                                   [](TuneRequest&, SimulatedWorkshop&, SimulatedBench& bench) {

@@ -4,6 +4,7 @@
 #ifndef TILEWRIGHT_OPTIONS_H_
 #define TILEWRIGHT_OPTIONS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -16,10 +17,14 @@
 
 namespace tilewright {
 
-// How the plan of a spec is chosen. This version measures nothing: all but kFrozen act as kOff.
+// How the plan of a spec is chosen. Measurements are kept in the store as tuning records, one for
+// each bucket of sizes and kind of GPU, and never repeated. What is `deterministic` is never
+// measured and only takes shipped records, what is `batch_invariant` takes none: their plan is a
+// function of spec, GPU and version. Nothing is ever measured during a stream capture.
 enum class TunePolicy {
   kFirstRun,    // Prepare measures candidates within a budget and returns the best
-  kBackground,  // Prepare returns after one compile; a tuned kernel replaces it later
+  kBackground,  // Prepare returns after one compile; a tuned kernel replaces it later, also in the
+                // handles that are out
   kCachedOnly,  // use stored tuning records, never measure
   kOff,         // trust the cost model and the shipped records
   kFrozen,      // neither compile nor measure: what is not stored is FailedPrecondition
@@ -30,6 +35,41 @@ enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
 // Receives one event per call, a single line without a newline. May be called from any thread; must
 // not call back into the runtime.
 using LogSink = std::function<void(LogLevel, std::string_view line)>;
+
+// Where a measurement is.
+struct TuneProgress {
+  int candidates = 0;  // that will be tried
+  int settled = 0;     // compiled and checked, or out
+  int rounds = 0;      // timed so far
+  double elapsed_ms = 0;
+  double budget_ms = 0;      // 0: no limit
+  std::string best;          // the plan that is ahead, in words; empty before any was timed
+  double best_relative = 1;  // its time over the default's
+  bool done = false;
+};
+
+// Of one call of Runtime::Tune.
+struct TuneOptions {
+  int budget_ms = 0;       // 0: no limit
+  int max_candidates = 0;  // 0: all
+  bool force = false;      // measure although there is a record
+  bool hot = false;        // with the inputs in the L2 cache; such records are never looked up
+  // The real lengths of a varlen spec, one a sequence; empty: a mix.
+  std::vector<int64_t> lengths_q;
+  std::vector<int64_t> lengths_kv;
+  // Called by the thread that measures; must not call back into the runtime.
+  std::function<void(const TuneProgress&)> progress;
+};
+
+// What came of it.
+struct TuneResult {
+  bool measured = false;  // false: a record was there
+  std::string winner;     // plans, in words
+  std::string default_plan;
+  double winner_ms = 0;
+  double default_ms = 0;
+  std::string record;  // all that was found out, as JSON
+};
 
 struct RuntimeOptions {
   // Directory of the user's kernel store. Empty: $XDG_CACHE_HOME/tilewright, then
@@ -84,6 +124,29 @@ struct RuntimeOptions {
 
   // See TunePolicy. kFrozen is also what TILEWRIGHT_FROZEN=1 asks for.
   TunePolicy tune_policy = TunePolicy::kFirstRun;
+
+  // Longest time for which Prepare blocks to measure a spec (kFirstRun), in milliseconds, its
+  // compiles included; beyond it only the compile of the default, which runs whatever happens.
+  int tune_budget_ms = 4000;
+
+  // And all specs of this Runtime together: a program that comes with ever new sizes is not to wait
+  // for each of them. Afterwards the nearest record serves, or the cost model.
+  int tune_total_ms = 60'000;
+
+  // Candidates that are compiled and measured for one spec, best estimates first; 0: all.
+  int tune_candidates = 12;
+
+  // Bytes of device memory that one measurement may take, and never more than a quarter of what is
+  // free; larger problems are measured with a smaller batch. From `device_allocate` where it is set
+  // (an application's pool; called from any thread, with the device's context current; null when it
+  // has none), else from the driver. All of it is given back before the measurement ends.
+  int64_t tune_max_bytes = int64_t{4} << 30;
+  std::function<void*(size_t bytes)> device_allocate;
+  std::function<void(void*)> device_release;
+
+  // New kernels in a minute beyond which one warning says so: a caller that makes lengths part of
+  // the kernel (`exact`) compiles without end. 0: never.
+  int churn_per_minute = 100;
 
   // Compile with source lines for profilers. Changes the key of every kernel.
   bool lineinfo = false;

@@ -6,7 +6,7 @@
 //   allocates
 //
 // Threads: every method of Runtime may be called from any thread at any time. Threads that prepare
-// the same spec share one compile. A PreparedAttention is an immutable handle, cheap to copy,
+// the same spec share one compile. A PreparedAttention is a handle, cheap to copy,
 // usable from any thread; it keeps its kernel loaded, also after the Runtime is gone.
 //
 // Contexts: Prepare works for the device of the calling thread's current context, or for the
@@ -86,6 +86,15 @@ struct RuntimeCounters {
   double lock_wait_ms = 0;
   int64_t lock_timeouts = 0;
   int64_t warnings_suppressed = 0;  // repeated ones, that were not logged again
+
+  int64_t tunes = 0;  // measurements that ended with a record
+  double tune_ms = 0;
+  int64_t tune_failures = 0;   // nothing could be measured: no memory, arguments unknown
+  int64_t tune_postponed = 0;  // another process measured on this GPU, or the budget was spent
+  int64_t record_hits = 0;     // specs that got their plan from a record of their bucket
+  int64_t nearest_hits = 0;    // from a record of other sizes or another board
+  int64_t tuned_swaps = 0;     // kernels replaced by tuned ones in the background
+  int64_t churn_alarms = 0;    // minutes with more new kernels than churn_per_minute
 };
 
 // One prepared attention operation on one device.
@@ -125,7 +134,8 @@ class TILEWRIGHT_API Runtime {
   Runtime& operator=(const Runtime&) = delete;
 
   // The kernel for `spec` on the current device. Blocks for a compile (about a second) when neither
-  // memory nor the store has it; otherwise returns within milliseconds. `stream` is the one that
+  // memory nor the store has it, and for RuntimeOptions::tune_budget_ms where the policy is to
+  // measure at the first run; otherwise returns within milliseconds. `stream` is the one that
   // the caller is about to run on; it is only asked whether it is being captured.
   //   InvalidArgument     the spec is ill formed (the message names the field, its value and the
   //                       rule), or a user snippet does not compile (with its own file name and
@@ -145,6 +155,19 @@ class TILEWRIGHT_API Runtime {
   // Prepares each spec, several at a time (RuntimeOptions::compile_threads); the first error in the
   // order of `specs` is returned after all have been tried.
   absl::Status Warmup(absl::Span<const AttentionSpec> specs);
+
+  // Measures `spec` on the current device and keeps the result in the store, whatever the policy
+  // (but kFrozen: FailedPrecondition); later calls of Prepare return the winner. Blocks for the
+  // budget. The caller's own tensors are neither needed nor touched. Errors as of Prepare, and
+  //   Unimplemented      arguments cannot be made up: snippets that read arrays
+  //   ResourceExhausted  not one sequence of the problem fits tune_max_bytes
+  //   Unavailable        another process is measuring on this GPU and went on for the whole budget
+  absl::StatusOr<TuneResult> Tune(const AttentionSpec& spec, const TuneOptions& options = {},
+                                  Stream stream = nullptr);
+
+  // Waits until nothing is left to measure in the background, at most `timeout_ms`. False on
+  // time-out.
+  bool WaitForTuning(int timeout_ms);
 
   // Launches on `stream`. Takes no lock, allocates nothing, reads no environment. The outputs are
   // complete once the stream has executed the launch. Sizes of 0 launch nothing and succeed.

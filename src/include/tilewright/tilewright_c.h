@@ -84,6 +84,11 @@ enum { TW_LOG_DEBUG = 0, TW_LOG_INFO = 1, TW_LOG_WARNING = 2, TW_LOG_ERROR = 3, 
 /* Receives one event, a line of `length` bytes without a newline. From any thread. */
 typedef void (*tw_log_sink)(void* user, int32_t level, const char* line, size_t length);
 
+/* Memory of the device for measurements, from any thread with the device's context current; null
+ * when there is none. */
+typedef void* (*tw_device_allocate)(void* user, size_t bytes);
+typedef void (*tw_device_release)(void* user, void* memory);
+
 /* As RuntimeOptions (tilewright/options.h), field by field. Null strings are empty ones. Strings
  * are copied by tw_runtime_create. */
 typedef struct tw_options {
@@ -114,6 +119,14 @@ typedef struct tw_options {
   int32_t compile_timeout_ms;
   int32_t isolate_compiler;
   const char* family;
+  int32_t tune_budget_ms;
+  int32_t tune_total_ms;
+  int32_t tune_candidates;
+  int32_t churn_per_minute;
+  int64_t tune_max_bytes;
+  tw_device_allocate device_allocate; /* both, or neither */
+  tw_device_release device_release;
+  void* device_memory_user; /* handed to the two */
 } tw_options;
 
 /* The defaults. `size` is sizeof(tw_options). */
@@ -364,8 +377,37 @@ TW_API tw_status tw_attention_once(tw_runtime* runtime, const tw_spec* spec, con
 TW_API tw_status tw_workspace_bytes(const tw_attention* attention, const tw_args* args,
                                     size_t* bytes);
 
+/* As TuneOptions and TuneResult (tilewright/options.h), without the progress. */
+typedef struct tw_tune_options {
+  size_t size;
+  int32_t budget_ms;      /* 0: no limit */
+  int32_t max_candidates; /* 0: all */
+  int32_t force;
+  int32_t hot;
+  const int64_t* lengths_q; /* of varlen specs, one a sequence; null: a mix */
+  size_t num_lengths_q;
+  const int64_t* lengths_kv;
+  size_t num_lengths_kv;
+} tw_tune_options;
+
+TW_API tw_status tw_tune_options_init(tw_tune_options* options, size_t size);
+
+/* Measures a spec and keeps the result in the store, see Runtime::Tune (tilewright/runtime.h).
+ * `options` may be null. `record` may be null; else it is given the tuning record as JSON, valid
+ * until the thread's next call of this function or of tw_tune_text. */
+TW_API tw_status tw_tune(tw_runtime* runtime, const tw_spec* spec, const tw_tune_options* options,
+                         void* stream, const char** record);
+
+/* The same for a spec in words. */
+TW_API tw_status tw_tune_text(tw_runtime* runtime, const char* spec, const tw_tune_options* options,
+                              void* stream, const char** record);
+
+/* Waits until nothing is left to measure in the background (TW_TUNE_BACKGROUND), at most
+ * `timeout_ms`; then *idle is 0, else 1. */
+TW_API tw_status tw_wait_for_tuning(tw_runtime* runtime, int32_t timeout_ms, int32_t* idle);
+
 /* The spec in its canonical text form, and a paragraph on the plan, the kernel and where it came
- * from. Valid as long as the handle; "" for a null one. */
+ * from, as it was at the first call. Valid as long as the handle; "" for a null one. */
 TW_API const char* tw_spec_text(const tw_attention* attention);
 TW_API const char* tw_explain(const tw_attention* attention);
 
@@ -404,6 +446,14 @@ typedef struct tw_counters {
   double lock_wait_ms;
   int64_t lock_timeouts;
   int64_t warnings_suppressed;
+  int64_t tunes;
+  double tune_ms;
+  int64_t tune_failures;
+  int64_t tune_postponed;
+  int64_t record_hits;
+  int64_t nearest_hits;
+  int64_t tuned_swaps;
+  int64_t churn_alarms;
 } tw_counters;
 
 TW_API tw_status tw_runtime_counters(const tw_runtime* runtime, tw_counters* counters);

@@ -79,6 +79,14 @@ class Options(ctypes.Structure):
         ("compile_timeout_ms", c_int32),
         ("isolate_compiler", c_int32),
         ("family", c_char_p),
+        ("tune_budget_ms", c_int32),
+        ("tune_total_ms", c_int32),
+        ("tune_candidates", c_int32),
+        ("churn_per_minute", c_int32),
+        ("tune_max_bytes", c_int64),
+        ("device_allocate", c_void_p),
+        ("device_release", c_void_p),
+        ("device_memory_user", c_void_p),
     ]
 
 
@@ -216,7 +224,22 @@ class Counters(ctypes.Structure):
             " store_memory_hits store_pack_hits store_disk_hits misses_absent misses_corrupt misses_foreign"
             " misses_differ misses_unreadable publishes publish_ms publish_failures publish_drops"
             " store_evictions lock_waits lock_wait_ms lock_timeouts warnings_suppressed"
+            " tunes tune_ms tune_failures tune_postponed record_hits nearest_hits tuned_swaps churn_alarms"
         ).split()
+    ]
+
+
+class TuneOptions(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("budget_ms", c_int32),
+        ("max_candidates", c_int32),
+        ("force", c_int32),
+        ("hot", c_int32),
+        ("lengths_q", POINTER(c_int64)),
+        ("num_lengths_q", c_size_t),
+        ("lengths_kv", POINTER(c_int64)),
+        ("num_lengths_kv", c_size_t),
     ]
 
 
@@ -284,6 +307,16 @@ _PROTOTYPES = {
     "tw_spec_text": (c_char_p, [c_void_p]),
     "tw_explain": (c_char_p, [c_void_p]),
     "tw_runtime_counters": (int, [c_void_p, POINTER(Counters)]),
+    "tw_tune_options_init": (int, [POINTER(TuneOptions), c_size_t]),
+    "tw_tune": (
+        int,
+        [c_void_p, POINTER(Spec), POINTER(TuneOptions), c_void_p, POINTER(c_char_p)],
+    ),
+    "tw_tune_text": (
+        int,
+        [c_void_p, c_char_p, POINTER(TuneOptions), c_void_p, POINTER(c_char_p)],
+    ),
+    "tw_wait_for_tuning": (int, [c_void_p, c_int32, POINTER(c_int32)]),
     "tw_cancel_compiles": (int, [c_void_p]),
     "tw_flush": (int, [c_void_p]),
 }

@@ -1,6 +1,7 @@
 """Runtimes and prepared operations: the handles of the C interface as objects."""
 
 import ctypes
+import json
 import os
 import threading
 
@@ -86,6 +87,23 @@ class Runtime:
         values = _c.Counters(size=ctypes.sizeof(_c.Counters))
         self._library.runtime_counters(self.handle, ctypes.byref(values))
         return {name: getattr(values, name) for name, _ in _c.Counters._fields_[1:]}
+
+    def tune(self, spec, *, budget_ms=0, max_candidates=0, force=False, stream=0):
+        """Measures the candidates of a spec in words on the current device and keeps the result in the store; later
+        calls of prepare take it. Returns the tuning record as a dict."""
+        how = self._library.new(_c.TuneOptions, self._library.tune_options_init)
+        how.budget_ms, how.max_candidates, how.force = budget_ms, max_candidates, bool(force)
+        record = ctypes.c_char_p()
+        self._library.tune_text(
+            self.handle, spec.encode(), ctypes.byref(how), stream or None, ctypes.byref(record)
+        )
+        return json.loads(record.value)
+
+    def wait_for_tuning(self, timeout_ms):
+        """Waits until nothing is left to measure in the background; False on time-out."""
+        idle = ctypes.c_int32()
+        self._library.wait_for_tuning(self.handle, timeout_ms, ctypes.byref(idle))
+        return bool(idle.value)
 
     def cancel_compiles(self):
         """Ends compiles that run or wait; the calls that need them raise."""

@@ -37,6 +37,7 @@ int main(int argc, char** argv) {
   if (Report("options", tw_options_init(&options, sizeof options))) return 1;
   options.cache_dir = argv[1];
   options.log_level = TW_LOG_ERROR;
+  options.tune_policy = TW_TUNE_OFF; /* one kernel is one compile */
   if (Report("create", tw_runtime_create(&options, &runtime))) return 1;
 
   tw_spec_init(&spec, sizeof spec);

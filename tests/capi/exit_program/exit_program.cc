@@ -97,6 +97,7 @@ int main(int argc, char** argv) {
   library.options_init(&options, sizeof(options));
   options.nvrtc_path = argv[2];
   options.cache_dir = argv[3];
+  options.tune_policy = TW_TUNE_OFF;
   if (library.runtime_create(&options, &runtime) != TW_OK ||
       library.prepare_text(runtime, kSpec, nullptr, &attention) != TW_OK) {
     return Complain("prepare", library.last_error());

@@ -3,21 +3,27 @@
 // current one, as if it had used the CUDA runtime before. What was launched is printed on standard
 // output, one line "launch KERNEL GRID BLOCK" each. The functions that an application of its own
 // calls by name are there too.
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
+#include <vector>
 
 #include "tests/device/fake_driver.h"
 
 namespace {
 
 using tilewright::device::DriverApi;
+using tilewright::device::FakeDevice;
 using tilewright::device::FakeDriver;
 using tilewright::device::FakeLaunch;
 
 FakeDriver& Driver() {
   // Never destroyed: programs call their driver up to the end.
   static FakeDriver* const driver = [] {
-    auto* created = new FakeDriver();
+    // Little memory, so that a program which tunes at its first call fills little of it.
+    FakeDevice device;
+    device.memory_bytes = size_t{256} << 20;
+    auto* created = new FakeDriver(std::vector<FakeDevice>{device});
     created->set_on_launch([](const FakeLaunch& launch) {
       std::printf("launch %s %u %u\n", launch.kernel.c_str(), launch.grid[0], launch.block[0]);
     });

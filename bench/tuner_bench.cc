@@ -1,0 +1,502 @@
+// What tuning costs and what it is worth, on a machine with a GPU:
+//   first_call    an unknown spec to its first answer in a new process with an empty store, beyond
+//                 cuInit and the context: kBackground against one compile, kFirstRun against its
+//                 budget, then both processes' store warm
+//   regret        the winner of a bounded tuning (the default options), and the default, held
+//   against
+//                 the quickest of all candidates in one measurement of all
+//   flips         how often repeated tunings of one spec end with another winner than most, and
+//   what
+//                 that costs
+//   footprint     device memory that a tuning keeps (none)
+//
+//   tuner_bench measure [--first-call] [--flips N] [--regret A B] [--shapes FILE] --raw OUT
+//   tuner_bench results [--commit HASH] --results FILE RAW...
+//
+// Measurements append lines of JSON to OUT, so that they may be spread over several runs; `results`
+// makes the result file of them. --regret A B takes the specs A <= n < B of the file.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "bench/result_file.h"
+#include "compile/nvrtc_compiler.h"
+#include "device/driver_api.h"
+#include "device/memory.h"
+#include "tilewright/runtime.h"
+#include "tune/record.h"
+#include "tune/scratch.h"
+
+namespace tilewright::bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
+
+constexpr char kFirstCallSpec[] = "fwd bf16 b=3 h=12/4 s=1777/1777 d=96/96 causal lse";
+constexpr double kBackgroundLimitMs = 1000;
+constexpr double kBackgroundCompiles = 1.2;
+constexpr double kFirstRunLimitMs = 4000;
+constexpr double kWarmLimitMs = 30;
+
+double MsSince(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+double Median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+// The driver with the primary context of device 0 current.
+absl::StatusOr<std::shared_ptr<device::DeviceManager>> OpenMachine() {
+  TILEWRIGHT_ASSIGN_OR_RETURN(std::shared_ptr<device::DeviceManager> devices,
+                              device::DeviceManager::Create());
+  TILEWRIGHT_ASSIGN_OR_RETURN(const auto current, devices->CurrentOrPrimary(0));
+  TILEWRIGHT_CU_RETURN_IF_ERROR(devices->api(), cuCtxSetCurrent, current.context);
+  TILEWRIGHT_CU_RETURN_IF_ERROR(devices->api(), cuCtxSynchronize);
+  return devices;
+}
+
+RuntimeOptions OptionsFor(const std::string& cache_dir, TunePolicy policy) {
+  RuntimeOptions options;
+  options.cache_dir = cache_dir;
+  options.tune_policy = policy;
+  return options;
+}
+
+// ---- in a child: one first call -----------------------------------------------------------------
+
+absl::StatusOr<Json> FirstCall(const std::string& policy, const std::string& cache_dir) {
+  TILEWRIGHT_ASSIGN_OR_RETURN(const auto devices, OpenMachine());
+  TILEWRIGHT_ASSIGN_OR_RETURN(const AttentionSpec spec, ParseSpec(kFirstCallSpec));
+  TILEWRIGHT_ASSIGN_OR_RETURN(const device::OwnedStream stream,
+                              device::OwnedStream::Create(devices->api()));
+  TILEWRIGHT_ASSIGN_OR_RETURN(const tune::ScratchProblem problem,
+                              tune::ScratchProblem::Create(devices->api(), spec, {}, stream.get()));
+  TILEWRIGHT_ASSIGN_OR_RETURN(const size_t free_before, device::FreeDeviceMemory(devices->api()));
+  const TunePolicy chosen = policy == "background"  ? TunePolicy::kBackground
+                            : policy == "first_run" ? TunePolicy::kFirstRun
+                                                    : TunePolicy::kOff;
+  const auto start = Clock::now();
+  TILEWRIGHT_ASSIGN_OR_RETURN(const std::unique_ptr<Runtime> runtime,
+                              Runtime::Create(OptionsFor(cache_dir, chosen)));
+  TILEWRIGHT_ASSIGN_OR_RETURN(PreparedAttention attention, runtime->Prepare(spec, stream.get()));
+  const double prepare_ms = MsSince(start);
+  TILEWRIGHT_RETURN_IF_ERROR(runtime->Run(attention, problem.args(), stream.get()));
+  TILEWRIGHT_RETURN_IF_ERROR(stream.Synchronize());
+  const double first_ms = MsSince(start);
+  const RuntimeCounters after = runtime->counters();
+  const bool idle = runtime->WaitForTuning(60'000);
+  const double idle_ms = MsSince(start);
+  TILEWRIGHT_RETURN_IF_ERROR(runtime->Run(attention, problem.args(), stream.get()));
+  TILEWRIGHT_RETURN_IF_ERROR(stream.Synchronize());
+  TILEWRIGHT_ASSIGN_OR_RETURN(const size_t free_after, device::FreeDeviceMemory(devices->api()));
+  const RuntimeCounters end = runtime->counters();
+  return Json{{"kind", "first_call"},
+              {"policy", policy},
+              {"prepare_ms", prepare_ms},
+              {"first_ms", first_ms},
+              {"compiles", after.compiles},
+              {"compile_ms", after.compile_ms},
+              {"record_hits", after.record_hits},
+              {"tunes", end.tunes},
+              {"tuned_swaps", end.tuned_swaps},
+              {"idle", idle},
+              {"idle_ms", idle_ms},
+              {"kept_bytes", static_cast<int64_t>(free_before) - static_cast<int64_t>(free_after)},
+              {"explain", attention.Explain()}};
+}
+
+absl::StatusOr<Json> Machine() {
+  TILEWRIGHT_ASSIGN_OR_RETURN(const auto devices, OpenMachine());
+  const auto nvrtc = compile::NvrtcCompiler({}).Version();
+  return Json{{"kind", "machine"},
+              {"device", devices->devices()[0].board.name},
+              {"driver", InstalledDriverVersion()},
+              {"nvrtc", nvrtc.ok() ? *nvrtc : std::string("unknown")}};
+}
+
+// ---- in this process ----------------------------------------------------------------------------
+
+// The JSON line that a child of this program prints.
+absl::StatusOr<Json> RunChild(const std::string& program, const std::string& policy,
+                              const std::string& cache_dir) {
+  const std::string command =
+      absl::StrCat("'", program, "' --child ", policy, " '", cache_dir, "'");
+  FILE* pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return absl::InternalError("popen failed");
+  std::string text;
+  char buffer[4096];
+  for (size_t got = 0; (got = fread(buffer, 1, sizeof(buffer), pipe)) > 0;)
+    text.append(buffer, got);
+  const int status = pclose(pipe);
+  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (status != 0 || !json.is_object()) {
+    return absl::InternalError(absl::StrCat("child ended with ", status, ": ", text));
+  }
+  return json;
+}
+
+class Raw {
+ public:
+  explicit Raw(const std::string& path) : file_(path, std::ios::app) {}
+  void Add(const Json& line) { file_ << line.dump() << "\n" << std::flush; }
+
+ private:
+  std::ofstream file_;
+};
+
+absl::Status MeasureFirstCalls(const std::string& program, Raw& raw) {
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / absl::StrCat("tuner_bench.", getpid());
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    for (const char* policy : {"off", "background", "first_run"}) {
+      const std::string store = folder / absl::StrCat(policy, repeat);
+      TILEWRIGHT_ASSIGN_OR_RETURN(Json cold, RunChild(program, policy, store));
+      cold["store"] = "empty";
+      raw.Add(cold);
+      TILEWRIGHT_ASSIGN_OR_RETURN(Json warm, RunChild(program, policy, store));
+      warm["store"] = "warm";
+      raw.Add(warm);
+    }
+  }
+  std::error_code ignored;
+  std::filesystem::remove_all(folder, ignored);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::string>> ReadShapes(const std::string& path) {
+  std::ifstream file(path);
+  std::vector<std::string> specs;
+  for (std::string line; std::getline(file, line);) {
+    if (!line.empty() && line[0] != '#') specs.push_back(line);
+  }
+  if (specs.empty()) return absl::NotFoundError(absl::StrCat(path, " holds no specs"));
+  return specs;
+}
+
+absl::StatusOr<tune::TuningRecord> TuneOnce(Runtime& runtime, const AttentionSpec& spec,
+                                            int budget_ms, int candidates) {
+  TuneOptions how;
+  how.force = true;
+  how.budget_ms = budget_ms;
+  how.max_candidates = candidates;
+  TILEWRIGHT_ASSIGN_OR_RETURN(const TuneResult result, runtime.Tune(spec, how));
+  return tune::ParseRecord(result.record);
+}
+
+// Relative time of a plan in a record; NaN when it was not timed.
+double RelativeOf(const tune::TuningRecord& record, const std::string& plan) {
+  for (const tune::CandidateResult& one : record.candidates) {
+    if (one.plan == plan && one.samples > 0) return one.relative;
+  }
+  return std::nan("");
+}
+
+double BestOf(const tune::TuningRecord& record) {
+  double best = 1;
+  for (const tune::CandidateResult& one : record.candidates) {
+    const bool right =
+        one.outcome == tune::Outcome::kTimed || one.outcome == tune::Outcome::kStopped;
+    if (right && one.samples > 0) best = std::min(best, one.relative);
+  }
+  return best;
+}
+
+absl::Status MeasureRegret(const std::vector<std::string>& specs, size_t begin, size_t end,
+                           Raw& raw) {
+  const RuntimeOptions defaults;
+  for (size_t n = begin; n < std::min(end, specs.size()); ++n) {
+    const auto measure = [&]() -> absl::StatusOr<Json> {
+      TILEWRIGHT_ASSIGN_OR_RETURN(const AttentionSpec spec, ParseSpec(specs[n]));
+      // A store of its own: the bounded tuning compiles, as at a first call.
+      RuntimeOptions options;
+      options.cache_in_memory = true;
+      TILEWRIGHT_ASSIGN_OR_RETURN(const std::unique_ptr<Runtime> runtime, Runtime::Create(options));
+      TILEWRIGHT_ASSIGN_OR_RETURN(
+          const tune::TuningRecord bounded,
+          TuneOnce(*runtime, spec, defaults.tune_budget_ms, defaults.tune_candidates));
+      TILEWRIGHT_ASSIGN_OR_RETURN(const tune::TuningRecord all, TuneOnce(*runtime, spec, 0, 0));
+      const double best = BestOf(all);
+      return Json{{"kind", "regret"},
+                  {"spec", specs[n]},
+                  {"tuned", bounded.winner},
+                  {"tuned_regret", RelativeOf(all, bounded.winner) / best - 1},
+                  {"default", all.default_plan},
+                  {"default_regret", 1 / best - 1},
+                  {"best_relative", best},
+                  {"default_ms", all.default_ms},
+                  {"band", all.band},
+                  {"candidates", all.candidates.size()},
+                  {"bounded_ms", bounded.tune_ms},
+                  {"bounded_cut", bounded.budget_cut},
+                  {"all_ms", all.tune_ms},
+                  {"record", Json::parse(all.ToJson(), nullptr, false)}};
+    };
+    const absl::StatusOr<Json> line = measure();
+    raw.Add(line.ok() ? *line
+                      : Json{{"kind", "regret"},
+                             {"spec", specs[n]},
+                             {"error", std::string(line.status().message())}});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MeasureFlips(const std::vector<std::string>& specs, int repeats, Raw& raw) {
+  // Eight entries, spread over the file.
+  const RuntimeOptions defaults;
+  for (size_t k = 0; k < 8; ++k) {
+    const std::string& text = specs[k * specs.size() / 8];
+    const auto measure = [&]() -> absl::StatusOr<Json> {
+      TILEWRIGHT_ASSIGN_OR_RETURN(const AttentionSpec spec, ParseSpec(text));
+      RuntimeOptions options;
+      options.cache_in_memory = true;
+      TILEWRIGHT_ASSIGN_OR_RETURN(const std::unique_ptr<Runtime> runtime, Runtime::Create(options));
+      // Compiles once; the repetitions only measure.
+      TILEWRIGHT_RETURN_IF_ERROR(TuneOnce(*runtime, spec, 0, defaults.tune_candidates).status());
+      Json winners = Json::array();
+      for (int n = 0; n < repeats; ++n) {
+        TILEWRIGHT_ASSIGN_OR_RETURN(
+            const tune::TuningRecord record,
+            TuneOnce(*runtime, spec, defaults.tune_budget_ms, defaults.tune_candidates));
+        Json relative = Json::object();
+        for (const tune::CandidateResult& one : record.candidates) {
+          if (one.samples > 0) relative[one.plan] = one.relative;
+        }
+        winners.push_back(
+            {{"winner", record.winner}, {"band", record.band}, {"relative", relative}});
+      }
+      return Json{{"kind", "flips"}, {"spec", text}, {"tunings", winners}};
+    };
+    const absl::StatusOr<Json> line = measure();
+    raw.Add(line.ok() ? *line
+                      : Json{{"kind", "flips"},
+                             {"spec", text},
+                             {"error", std::string(line.status().message())}});
+  }
+  return absl::OkStatus();
+}
+
+// ---- results ------------------------------------------------------------------------------------
+
+struct Collected {
+  Json machine = Json::object();
+  std::vector<Json> first_calls;
+  std::vector<Json> regrets;
+  std::vector<Json> flips;
+};
+
+std::vector<double> Values(const std::vector<Json>& lines, const char* policy, const char* store,
+                           const char* field) {
+  std::vector<double> values;
+  for (const Json& line : lines) {
+    if (line.value("policy", "") == policy && line.value("store", "") == store) {
+      values.push_back(line.value(field, 0.0));
+    }
+  }
+  return values;
+}
+
+double Worst(const std::vector<double>& values) {
+  return values.empty() ? 0 : *std::max_element(values.begin(), values.end());
+}
+
+void AddFirstCallRows(const Collected& all, std::vector<Json>& rows) {
+  const std::vector<Json>& lines = all.first_calls;
+  if (lines.empty()) {
+    rows.push_back(FailedRow("first_call", "not measured"));
+    return;
+  }
+  const double background = Median(Values(lines, "background", "empty", "first_ms"));
+  const double compile = Median(Values(lines, "off", "empty", "compile_ms"));
+  rows.push_back(AtMostRow("background_first_result_ms", background, "ms", kBackgroundLimitMs));
+  rows.push_back(
+      AtMostRow("background_over_one_compile", background / compile, "x", kBackgroundCompiles));
+  rows.push_back(AtMostRow("first_run_prepare_ms",
+                           Worst(Values(lines, "first_run", "empty", "prepare_ms")), "ms",
+                           kFirstRunLimitMs));
+  std::vector<double> warm = Values(lines, "first_run", "warm", "first_ms");
+  const std::vector<double> more = Values(lines, "background", "warm", "first_ms");
+  warm.insert(warm.end(), more.begin(), more.end());
+  rows.push_back(AtMostRow("warm_store_first_result_ms", Median(warm), "ms", kWarmLimitMs));
+  double kept = 0;
+  for (const Json& line : lines) {
+    // The kernels themselves stay loaded, a few hundred kilobytes in pages of 2 MiB.
+    kept = std::max(kept, line.value("kept_bytes", 0.0));
+  }
+  rows.push_back(AtMostRow("device_memory_kept_mib", kept / (1 << 20), "MiB", 8));
+  for (Json& row : rows) row["spec"] = kFirstCallSpec;
+}
+
+void AddRegretRows(const Collected& all, std::vector<Json>& rows) {
+  std::vector<double> tuned;
+  std::vector<double> defaults;
+  std::vector<double> took;
+  for (const Json& line : all.regrets) {
+    if (line.contains("error") || !line["tuned_regret"].is_number()) continue;
+    tuned.push_back(line["tuned_regret"].get<double>());
+    defaults.push_back(line["default_regret"].get<double>());
+    took.push_back(line["bounded_ms"].get<double>());
+  }
+  if (tuned.empty()) {
+    rows.push_back(FailedRow("regret", "not measured"));
+    return;
+  }
+  rows.push_back(AtLeastRow("regret_entries", static_cast<double>(tuned.size()), "entries", 40));
+  rows.push_back(AtMostRow("regret_median", 100 * Median(tuned), "%", 2));
+  rows.push_back(AtMostRow("regret_worst", 100 * Worst(tuned), "%", 6));
+  rows.push_back(AtMostRow("untuned_regret_median", 100 * Median(defaults), "%", 12));
+  rows.push_back(AtMostRow("bounded_tuning_worst_ms", Worst(took), "ms", kFirstRunLimitMs));
+}
+
+void AddFlipRows(const Collected& all, std::vector<Json>& rows) {
+  int tunings = 0;
+  int flips = 0;
+  double worst_over_band = 0;
+  for (const Json& line : all.flips) {
+    if (line.contains("error")) continue;
+    std::map<std::string, int> counts;
+    for (const Json& one : line["tunings"]) ++counts[one["winner"].get<std::string>()];
+    const auto usual = std::max_element(counts.begin(), counts.end(),
+                                        [](auto& a, auto& b) { return a.second < b.second; });
+    // What the usual winner and another one take, over all repetitions.
+    const auto relative_of = [&](const std::string& plan) {
+      std::vector<double> values;
+      for (const Json& one : line["tunings"]) {
+        if (one["relative"].contains(plan)) values.push_back(one["relative"][plan].get<double>());
+      }
+      return Median(values);
+    };
+    for (const Json& one : line["tunings"]) {
+      ++tunings;
+      const std::string winner = one["winner"].get<std::string>();
+      if (winner == usual->first) continue;
+      ++flips;
+      const double cost = relative_of(winner) / relative_of(usual->first) - 1;
+      worst_over_band = std::max(worst_over_band, cost / one["band"].get<double>());
+    }
+  }
+  if (tunings == 0) {
+    rows.push_back(FailedRow("flips", "not measured"));
+    return;
+  }
+  rows.push_back(AtLeastRow("repeated_tunings", tunings, "tunings", 160));
+  rows.push_back(AtMostRow("flip_rate", 100.0 * flips / tunings, "%", 5));
+  rows.push_back(AtMostRow("worst_flip_cost_over_noise_band", worst_over_band, "x", 1));
+}
+
+absl::Status WriteResults(const std::vector<std::string>& raws, const std::string& commit,
+                          const std::string& path) {
+  Collected all;
+  for (const std::string& raw : raws) {
+    std::ifstream file(raw);
+    for (std::string text; std::getline(file, text);) {
+      const Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+      if (!line.is_object()) continue;
+      const std::string kind = line.value("kind", "");
+      if (kind == "machine") all.machine = line;
+      if (kind == "first_call") all.first_calls.push_back(line);
+      if (kind == "regret") all.regrets.push_back(line);
+      if (kind == "flips") all.flips.push_back(line);
+    }
+  }
+  std::vector<Json> rows;
+  AddFirstCallRows(all, rows);
+  AddRegretRows(all, rows);
+  AddFlipRows(all, rows);
+  return WriteResultFile(
+      path,
+      {"tuner", commit, all.machine.value("device", "unknown"),
+       all.machine.value("driver", "unknown"), all.machine.value("nvrtc", "unknown"),
+       "tuner_bench measure --first-call --flips 20 --regret 0 45 --raw raw.jsonl; tuner_bench "
+       "results raw.jsonl --results bench/results/h200/tuner.json"},
+      rows);
+}
+
+int Fail(const absl::Status& status) {
+  std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  return 1;
+}
+
+int Main(int argc, char** argv) {
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  if (arguments.size() == 3 && arguments[0] == "--child") {
+    const absl::StatusOr<Json> json =
+        arguments[1] == "machine" ? Machine() : FirstCall(arguments[1], arguments[2]);
+    if (!json.ok()) return Fail(json.status());
+    std::printf("%s\n", json->dump().c_str());
+    return 0;
+  }
+  const auto value_of = [&](const std::string& flag, size_t offset, const std::string& otherwise) {
+    const auto found = std::find(arguments.begin(), arguments.end(), flag);
+    const size_t at = static_cast<size_t>(found - arguments.begin()) + offset;
+    return found != arguments.end() && at < arguments.size() ? arguments[at] : otherwise;
+  };
+  const auto has = [&](const std::string& flag) {
+    return std::find(arguments.begin(), arguments.end(), flag) != arguments.end();
+  };
+  if (arguments.size() >= 2 && arguments[0] == "results" && has("--results")) {
+    const std::set<std::string> values = {value_of("--results", 1, ""),
+                                          value_of("--commit", 1, "")};
+    std::vector<std::string> raws;
+    for (size_t n = 1; n < arguments.size(); ++n) {
+      if (arguments[n][0] != '-' && values.count(arguments[n]) == 0) raws.push_back(arguments[n]);
+    }
+    const absl::Status status =
+        WriteResults(raws, value_of("--commit", 1, "unknown"), value_of("--results", 1, ""));
+    return status.ok() ? 0 : Fail(status);
+  }
+  if (arguments.empty() || arguments[0] != "measure" || !has("--raw")) {
+    std::fprintf(stderr,
+                 "tuner_bench measure [--first-call] [--flips N] [--regret A B] [--shapes FILE] "
+                 "--raw OUT\ntuner_bench results [--commit HASH] --results FILE RAW...\n");
+    return 2;
+  }
+  Raw raw(value_of("--raw", 1, ""));
+  // In a process of its own: this one opens no driver before its children have.
+  if (const absl::StatusOr<Json> machine = RunChild(argv[0], "machine", ""); machine.ok()) {
+    raw.Add(*machine);
+  }
+  if (has("--first-call")) {
+    const absl::Status status = MeasureFirstCalls(argv[0], raw);
+    if (!status.ok()) return Fail(status);
+  }
+  if (!has("--flips") && !has("--regret")) return 0;
+  const absl::StatusOr<std::vector<std::string>> specs =
+      ReadShapes(value_of("--shapes", 1, "bench/tuner_shapes.txt"));
+  if (!specs.ok()) return Fail(specs.status());
+  const absl::StatusOr<std::shared_ptr<device::DeviceManager>> machine = OpenMachine();
+  if (!machine.ok()) return Fail(machine.status());
+  absl::Status status;
+  if (has("--regret")) {
+    status = MeasureRegret(*specs, std::stoul(value_of("--regret", 1, "0")),
+                           std::stoul(value_of("--regret", 2, "1000")), raw);
+  }
+  if (status.ok() && has("--flips")) {
+    status = MeasureFlips(*specs, std::stoi(value_of("--flips", 1, "20")), raw);
+  }
+  return status.ok() ? 0 : Fail(status);
+}
+
+}  // namespace
+}  // namespace tilewright::bench
+
+int main(int argc, char** argv) { return tilewright::bench::Main(argc, argv); }

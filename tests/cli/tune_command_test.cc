@@ -1,0 +1,132 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "base/log.h"
+#include "cache/record_files.h"
+#include "cli/toolchain.h"
+#include "plan/planner.h"
+#include "program_runner.h"
+#include "runtime/tuning.h"
+#include "spec/canonical.h"
+#include "tune/bucket.h"
+#include "tune/code_digest.h"
+
+namespace tilewright::cli {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kSpec[] = "fwd bf16 b=2 h=8/8 s=1000/1000 d=64/64 causal";
+
+// A record for the board that is assumed without a GPU: the third candidate won.
+tune::TuningRecord RecordForDefaultBoard(const std::string& text) {
+  const AttentionSpec spec = spec::Canonicalise(*spec::ParseSpec(text));
+  const auto traits = *arch::FindArchTraits("sm_90a");
+  const auto board = *arch::DefaultBoardProfile("sm_90a");
+  const plan::PlanRequest request = {spec, traits, board};
+  const auto decision = *plan::Best(request);
+  const auto candidates = plan::Candidates(request, decision);
+  tune::TuningRecord record;
+  record.bucket = tune::BucketOf(spec);
+  record.spec = record.timed = spec::ToText(spec);
+  record.environment = tune::MakeEnvironment(board, "sm_90a", 13000);
+  record.candidate_set = tune::CandidateSetDigest(candidates);
+  record.code = tune::CodeDigest(emit::EmbeddedTemplates(), candidates[0].family);
+  record.checked_against = "attn_fwd_simple";
+  record.default_plan = candidates[0].ToString();
+  record.winner = candidates[2].ToString();
+  record.default_ms = 0.3;
+  record.winner_ms = 0.25;
+  record.band = 0.02;
+  record.date = "2026-11-29 20:00:00";
+  return record;
+}
+
+class TuneCommandTest : public ::testing::Test {
+ protected:
+  std::string path(const std::string& name) const { return folder_.path(name); }
+  void Store(const tune::TuningRecord& record) {
+    const cache::RecordFiles files({.directory = path("store")});
+    ASSERT_TRUE(files.Write(record.Key(), record.ToJson(), true).ok());
+  }
+
+  const TemporaryFolder folder_;
+  const ScopedVariable store_{"TILEWRIGHT_CACHE_DIR", folder_.path("store")};
+};
+
+TEST_F(TuneCommandTest, ExplainSaysWhichRecordMatchedAndHow) {
+  EXPECT_THAT(Invoke({"explain", kSpec}).out, HasSubstr("tuned     no record"));
+  const tune::TuningRecord record = RecordForDefaultBoard(kSpec);
+  Store(record);
+  const Outcome exact = Invoke({"explain", kSpec});
+  EXPECT_EQ(exact.exit_code, 0) << exact.err;
+  EXPECT_THAT(exact.out, HasSubstr("plan      " + record.winner));
+  EXPECT_THAT(exact.out, HasSubstr("tuned     exact record (user) of fwd bf16"));
+  const Json json =
+      Invoke({"explain", "fwd bf16 b=2 h=8/8 s=2048/2048 d=64/64 causal", "--json"}).json();
+  EXPECT_EQ(json["record"]["match"], "nearest");
+  EXPECT_EQ(json["plan"]["text"], record.winner);
+}
+
+TEST_F(TuneCommandTest, CompileMakesWhatTheRecordSays) {
+  const tune::TuningRecord record = RecordForDefaultBoard(kSpec);
+  Store(record);
+  auto tools = Toolchain::Open();
+  ASSERT_TRUE(tools.ok()) << tools.status();
+  const AttentionSpec spec = spec::Canonicalise(*spec::ParseSpec(kSpec));
+  EXPECT_EQ((*tools)->Plan(spec, "sm_90a")->plan.ToString(), record.winner);
+  const ScopedVariable off("TILEWRIGHT_TUNE_POLICY", "off");
+  auto untuned = Toolchain::Open();
+  EXPECT_EQ((*untuned)->Plan(spec, "sm_90a")->plan.ToString(), record.default_plan)
+      << "shipped records only";
+}
+
+TEST_F(TuneCommandTest, CompilePlanListsWhatOtherSizesCanReach) {
+  const Outcome outcome =
+      Invoke({"compile", "--plan", "--max-batch", "16", "--max-seqlen", "4096", kSpec, "--json"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  const Json json = outcome.json();
+  const Json& spec = json["specs"][0];
+  EXPECT_GT(spec["planned"], 1);
+  EXPECT_LT(spec["planned"], 100);
+  EXPECT_GE(spec["planned"], spec["defaults"]);
+  EXPECT_EQ(spec["kernels"].size(), spec["planned"]);
+  EXPECT_GT(spec["kernels"][0]["default_of"], 0);
+  EXPECT_EQ(spec["kernels"][0]["key"].get<std::string>().size(), 64u);
+  EXPECT_FALSE(std::filesystem::exists(path("store") + "/v1/k")) << "nothing was compiled";
+}
+
+TEST_F(TuneCommandTest, TheFlagsAreChecked) {
+  EXPECT_EQ(Invoke({"tune"}).exit_code, 2);
+  EXPECT_EQ(Invoke({"tune", "nonsense"}).exit_code, 2);
+  EXPECT_EQ(Invoke({"tune", "--shapes", path("missing.txt")}).exit_code, 2);
+  EXPECT_EQ(Invoke({"tune", kSpec, "--budget", "-1"}).exit_code, 2);
+  EXPECT_EQ(Invoke({"tune", "--from", path("missing.json")}).exit_code, 2);
+}
+
+TEST_F(TuneCommandTest, ThePageIsMadeFromRecordsWithoutAGpu) {
+  const Json record = Json::parse(RecordForDefaultBoard(kSpec).ToJson());
+  std::ofstream(path("tuned.json")) << Json{{"specs", {{{"spec", kSpec}, {"record", record}}}}};
+  const Outcome made =
+      Invoke({"tune", "--from", path("tuned.json"), "--report", path("page.html")});
+  EXPECT_EQ(made.exit_code, 0) << made.err;
+  std::ifstream file(path("page.html"));
+  const std::string page((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  EXPECT_THAT(page, HasSubstr("What tuning found"));
+  EXPECT_THAT(page, HasSubstr(kSpec));
+  // The records as files, ready to be shipped.
+  EXPECT_EQ(Invoke({"tune", "--from", path("tuned.json"), "--records", path("records")}).exit_code,
+            0);
+  const std::string key = RecordForDefaultBoard(kSpec).Key().ToHex();
+  EXPECT_TRUE(cache::OpenRecord(ReadWhole(path("records/" + key + ".twt"))).ok());
+  std::ofstream(path("empty.json")) << "{}";
+  EXPECT_EQ(Invoke({"tune", "--from", path("empty.json"), "--report", path("x")}).exit_code, 2);
+}
+
+}  // namespace
+}  // namespace tilewright::cli

@@ -1,0 +1,480 @@
+// Policies of tuning, over the recording driver and the stand-in for the compiler: a launch takes
+// what a test says, and computes nothing, so that all kernels agree.
+#include "runtime/tuning.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "arch/board_profile.h"
+#include "cache/record_files.h"
+#include "plan/planner.h"
+#include "spec/canonical.h"
+#include "tests/runtime/test_runtime.h"
+#include "tests/support/child_process.h"
+#include "tests/support/temp_directory.h"
+#include "tune/bucket.h"
+#include "tune/gpu_lock.h"
+
+namespace tilewright {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Another test program may be tuning on a driver like this one.
+std::chrono::steady_clock::time_point LockDeadline() {
+  return std::chrono::steady_clock::now() + std::chrono::seconds(60);
+}
+
+class TuningTest : public ::testing::Test {
+ protected:
+  // One whose kernels can be told by their names.
+  static constexpr plan::Family kFamily = plan::Family::kFwdSm80;
+
+  void SetUp() override {
+    driver_.api().cuCtxSetCurrent(driver_.MakeContext(0));
+    spec_ = *ParseSpec("fwd fp16 b=2 h=4/4 s=256/256 d=64/64");
+    const auto traits = *arch::FindArchTraits("sm_90a");
+    const auto board = *arch::DefaultBoardProfile("sm_90a");
+    plan::PlanRequest request = {spec_, traits, board};
+    request.family = kFamily;
+    const auto decision = plan::Best(request);
+    ASSERT_TRUE(decision.ok()) << decision.status();
+    candidates_ = plan::Candidates(request, *decision);
+    ASSERT_GE(candidates_.size(), 3u);
+    // The default takes 1 ms, the third half of it, the others more.
+    for (size_t n = 0; n < candidates_.size(); ++n) {
+      cost_[Marker(candidates_[n])] = n == 0 ? 1.0 : n == 2 ? 0.5 : 1.5;
+    }
+    driver_.set_launch_ms([this](const device::FakeLaunch& launch) {
+      ++launches_;
+      for (const auto& [marker, ms] : cost_) {
+        if (launch.kernel.find(marker) != std::string::npos) return ms;
+      }
+      return 1.0;
+    });
+  }
+
+  // The end of an entry's name: its plan.
+  static std::string Marker(const plan::KernelPlan& plan) {
+    return "__m" + std::to_string(plan.block_m) + "n" + std::to_string(plan.block_n) + "w" +
+           std::to_string(plan.warps) + "s" + std::to_string(plan.stages);
+  }
+
+  RuntimeOptions Options(TunePolicy policy) {
+    RuntimeOptions options;
+    options.log_sink = lines_.sink();
+    options.log_level = LogLevel::kInfo;
+    options.nvrtc_path = TILEWRIGHT_MISBEHAVING_LIBNVRTC;
+    options.cache_dir = directory_.path() + "/store";
+    options.tune_policy = policy;
+    options.family = std::string(plan::FamilyName(kFamily));
+    options.tune_max_bytes = int64_t{8} << 20;  // so that little is filled
+    options.tune_budget_ms = 20'000;            // on a slow machine too
+    options.compile_threads = 4;
+    return options;
+  }
+  std::unique_ptr<Runtime> Make(const RuntimeOptions& options) {
+    auto runtime = RuntimeParts::CreateRuntime(options, PartsOn(driver_));
+    EXPECT_TRUE(runtime.ok()) << runtime.status();
+    return *std::move(runtime);
+  }
+  static std::string PlanOf(const PreparedAttention& attention) {
+    return attention.state()->Newest().decision.plan.ToString();
+  }
+  std::string DefaultPlan() const { return candidates_[0].ToString(); }
+  std::string BestPlan() const { return candidates_[2].ToString(); }
+
+  tilewright::testing::TempDirectory directory_;
+  device::FakeDriver driver_;
+  LogLines lines_;
+  AttentionSpec spec_;
+  std::vector<plan::KernelPlan> candidates_;
+  std::map<std::string, double> cost_;
+  std::atomic<int> launches_ = 0;
+};
+
+TEST_F(TuningTest, FirstRunMeasuresOnceAndKeepsTheRecord) {
+  {
+    const auto runtime = Make(Options(TunePolicy::kFirstRun));
+    const auto attention = runtime->Prepare(spec_);
+    ASSERT_TRUE(attention.ok()) << attention.status();
+    EXPECT_EQ(PlanOf(*attention), BestPlan());
+    EXPECT_THAT(attention->Explain(), HasSubstr("tuned     measured by this process"));
+    EXPECT_EQ(runtime->counters().tunes, 1);
+    // Another spec of the bucket.
+    AttentionSpec near = spec_;
+    near.seqlen_q = near.seqlen_kv = 250;
+    EXPECT_EQ(PlanOf(*runtime->Prepare(near)), BestPlan());
+    EXPECT_EQ(runtime->counters().tunes, 1);
+    EXPECT_EQ(runtime->counters().record_hits, 1);
+  }
+  // A process that comes later: no measurement, no compile.
+  const int launches = launches_;
+  const auto runtime = Make(Options(TunePolicy::kFirstRun));
+  const auto attention = runtime->Prepare(spec_);
+  ASSERT_TRUE(attention.ok()) << attention.status();
+  EXPECT_EQ(PlanOf(*attention), BestPlan());
+  EXPECT_THAT(attention->Explain(), HasSubstr("tuned     exact record (user)"));
+  const RuntimeCounters counters = runtime->counters();
+  EXPECT_EQ(counters.tunes, 0);
+  EXPECT_EQ(counters.compiles, 0);
+  EXPECT_EQ(counters.record_hits, 1);
+  EXPECT_EQ(launches_, launches);
+}
+
+TEST_F(TuningTest, TakesNothingForGood) {
+  const auto runtime = Make(Options(TunePolicy::kFirstRun));
+  ASSERT_TRUE(runtime->Prepare(spec_).ok());
+  EXPECT_EQ(driver_.live_allocations(), 0);
+  EXPECT_EQ(driver_.live_streams(), 0);
+  EXPECT_EQ(driver_.live_events(), 0);
+  EXPECT_EQ(driver_.live_libraries(), 1) << "the winner's kernel";
+}
+
+TEST_F(TuningTest, BackgroundServesTheDefaultAndSwapsInHandlesThatAreOut) {
+  const auto runtime = Make(Options(TunePolicy::kBackground));
+  // Measuring waits until the first answer was looked at.
+  auto lock = tune::GpuLock::Acquire(
+      (*device::DeviceManager::Create(&driver_.api()))->devices()[0].uuid, LockDeadline());
+  ASSERT_TRUE(lock.has_value());
+  const auto attention = runtime->Prepare(spec_);
+  ASSERT_TRUE(attention.ok()) << attention.status();
+  EXPECT_EQ(PlanOf(*attention), DefaultPlan());
+  EXPECT_EQ(runtime->counters().tunes, 0);
+  const AttentionArgs args = DenseArgs(spec_);
+  ASSERT_TRUE(runtime->Run(*attention, args, nullptr).ok());
+  EXPECT_THAT(driver_.launches().back().kernel, HasSubstr(Marker(candidates_[0])));
+  lock.reset();
+  ASSERT_TRUE(runtime->WaitForTuning(60'000));
+  EXPECT_EQ(runtime->counters().tunes, 1);
+  EXPECT_EQ(runtime->counters().tuned_swaps, 1);
+  EXPECT_EQ(PlanOf(*attention), BestPlan());
+  ASSERT_TRUE(runtime->Run(*attention, args, nullptr).ok());
+  EXPECT_THAT(driver_.launches().back().kernel, HasSubstr(Marker(candidates_[2])));
+  EXPECT_EQ(PlanOf(*runtime->Prepare(spec_)), BestPlan());
+}
+
+TEST_F(TuningTest, RunsBesideASwapAreOfOneKernelOrTheOther) {
+  const auto runtime = Make(Options(TunePolicy::kBackground));
+  const auto attention = runtime->Prepare(spec_);
+  ASSERT_TRUE(attention.ok()) << attention.status();
+  std::atomic<bool> done = false;
+  std::vector<std::thread> threads;
+  const CUcontext context = driver_.context_stack().back();
+  for (int n = 0; n < 2; ++n) {
+    threads.emplace_back([&] {
+      driver_.api().cuCtxSetCurrent(context);
+      const AttentionArgs args = DenseArgs(spec_);
+      while (!done) {
+        EXPECT_TRUE(runtime->Run(*attention, args, nullptr).ok());
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    });
+  }
+  EXPECT_TRUE(runtime->WaitForTuning(60'000));
+  done = true;
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(PlanOf(*attention), BestPlan());
+}
+
+TEST_F(TuningTest, OtherPoliciesNeverMeasure) {
+  for (const TunePolicy policy : {TunePolicy::kOff, TunePolicy::kCachedOnly}) {
+    const auto runtime = Make(Options(policy));
+    const auto attention = runtime->Prepare(spec_);
+    ASSERT_TRUE(attention.ok()) << attention.status();
+    EXPECT_EQ(PlanOf(*attention), DefaultPlan());
+  }
+  EXPECT_EQ(launches_, 0);
+  ASSERT_TRUE(Make(Options(TunePolicy::kFirstRun))->Prepare(spec_).ok());
+  const int launches = launches_;
+  EXPECT_EQ(PlanOf(*Make(Options(TunePolicy::kCachedOnly))->Prepare(spec_)), BestPlan());
+  EXPECT_EQ(PlanOf(*Make(Options(TunePolicy::kFrozen))->Prepare(spec_)), BestPlan());
+  EXPECT_EQ(PlanOf(*Make(Options(TunePolicy::kOff))->Prepare(spec_)), DefaultPlan())
+      << "shipped records only";
+  EXPECT_EQ(launches_, launches);
+}
+
+TEST_F(TuningTest, FrozenCompilesNothingAndTakesTheDefaultsKernelWhereOnlyThatIsStored) {
+  const auto frozen = Make(Options(TunePolicy::kFrozen));
+  EXPECT_EQ(frozen->Prepare(spec_).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(frozen->Tune(spec_).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(frozen->counters().compiles + frozen->counters().compile_failures, 0);
+
+  // A record in one store, the default's kernel in another: as when a pack was made without a GPU.
+  ASSERT_TRUE(Make(Options(TunePolicy::kFirstRun))->Prepare(spec_).ok());
+  RuntimeOptions options = Options(TunePolicy::kOff);
+  options.cache_dir = directory_.path() + "/other";
+  ASSERT_TRUE(Make(options)->Prepare(spec_).ok());
+  std::filesystem::copy(directory_.path() + "/store/v1/t", options.cache_dir + "/v1/t",
+                        std::filesystem::copy_options::recursive);
+  options.tune_policy = TunePolicy::kFrozen;
+  const auto attention = Make(options)->Prepare(spec_);
+  ASSERT_TRUE(attention.ok()) << attention.status();
+  EXPECT_EQ(PlanOf(*attention), DefaultPlan());
+  EXPECT_THAT(attention->Explain(), HasSubstr("its kernel is not stored"));
+}
+
+TEST_F(TuningTest, ManyThreadsThatWantOneSpecTuneOnce) {
+  const auto runtime = Make(Options(TunePolicy::kFirstRun));
+  const CUcontext context = driver_.context_stack().back();
+  std::vector<std::thread> threads;
+  std::atomic<int> best = 0;
+  for (int n = 0; n < 8; ++n) {
+    threads.emplace_back([&] {
+      driver_.api().cuCtxSetCurrent(context);
+      const auto attention = runtime->Prepare(spec_);
+      best += attention.ok() && PlanOf(*attention) == BestPlan() ? 1 : 0;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(best, 8);
+  EXPECT_EQ(runtime->counters().tunes, 1);
+}
+
+TEST_F(TuningTest, WhileAnotherProcessMeasuresTheDefaultServes) {
+  RuntimeOptions options = Options(TunePolicy::kFirstRun);
+  options.tune_budget_ms = 50;
+  const auto devices = *device::DeviceManager::Create(&driver_.api());
+  const auto lock = tune::GpuLock::Acquire(devices->devices()[0].uuid, LockDeadline());
+  ASSERT_TRUE(lock.has_value());
+  const auto runtime = Make(options);
+  const auto attention = runtime->Prepare(spec_);
+  ASSERT_TRUE(attention.ok()) << attention.status();
+  EXPECT_EQ(PlanOf(*attention), DefaultPlan());
+  EXPECT_EQ(runtime->counters().tune_postponed, 1);
+  EXPECT_EQ(launches_, 0);
+  EXPECT_THAT(attention->Explain(), HasSubstr("another tuner is measuring"));
+}
+
+TEST_F(TuningTest, WhatAnotherProcessHasMeasuredMeanwhileIsTaken) {
+  const auto waiting = Make(Options(TunePolicy::kFirstRun));
+  // It has looked before the other one wrote.
+  EXPECT_EQ(PlanOf(*Make(Options(TunePolicy::kFirstRun))->Prepare(spec_)), BestPlan());
+  const int launches = launches_;
+  const auto result = waiting->Tune(spec_);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_FALSE(result->measured);
+  EXPECT_EQ(result->winner, BestPlan());
+  EXPECT_EQ(launches_, launches);
+  TuneOptions force;
+  force.force = true;
+  EXPECT_TRUE(waiting->Tune(spec_, force)->measured);
+}
+
+TEST_F(TuningTest, ACaptureIsRefusedAndStaysValid) {
+  const auto runtime = Make(Options(TunePolicy::kFirstRun));
+  CUstream stream = nullptr;
+  ASSERT_EQ(driver_.api().cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  driver_.SetCapturing(stream, true);
+  driver_.SetGlobalCapture(true);
+  EXPECT_EQ(runtime->Prepare(spec_, stream).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(runtime->Tune(spec_, {}, stream).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(runtime->counters().capture_refusals, 2);
+  EXPECT_FALSE(driver_.capture_spoilt());
+  EXPECT_EQ(launches_, 0);
+  driver_.SetCapturing(stream, false);
+  driver_.SetGlobalCapture(false);
+  driver_.api().cuStreamDestroy(stream);
+}
+
+TEST_F(TuningTest, ATuningInTheBackgroundLeavesACaptureElsewhereValid) {
+  const auto runtime = Make(Options(TunePolicy::kBackground));
+  ASSERT_TRUE(runtime->Prepare(spec_).ok());
+  driver_.SetGlobalCapture(true);
+  EXPECT_TRUE(runtime->WaitForTuning(60'000));
+  EXPECT_FALSE(driver_.capture_spoilt());
+  EXPECT_EQ(runtime->counters().tunes, 1);
+}
+
+TEST_F(TuningTest, WithoutMemoryTheDefaultServes) {
+  RuntimeOptions options = Options(TunePolicy::kFirstRun);
+  options.tune_max_bytes = 1000;
+  const auto runtime = Make(options);
+  const auto attention = runtime->Prepare(spec_);
+  ASSERT_TRUE(attention.ok()) << attention.status();
+  EXPECT_EQ(PlanOf(*attention), DefaultPlan());
+  EXPECT_THAT(attention->Explain(), HasSubstr("not measured"));
+  EXPECT_EQ(runtime->counters().tune_failures, 1);
+  EXPECT_EQ(driver_.live_allocations(), 0);
+}
+
+TEST_F(TuningTest, WhatMustNotDependOnMeasurementsIsNotMeasured) {
+  const auto runtime = Make(Options(TunePolicy::kFirstRun));
+  spec_.batch_invariant = true;
+  ASSERT_TRUE(runtime->Prepare(spec_).ok());
+  EXPECT_EQ(runtime->counters().tunes, 0);
+  EXPECT_EQ(launches_, 0);
+}
+
+TEST_F(TuningTest, AllFirstCallsTogetherKeepToTheirTotal) {
+  RuntimeOptions options = Options(TunePolicy::kFirstRun);
+  options.tune_total_ms = 1;
+  const auto runtime = Make(options);
+  ASSERT_TRUE(runtime->Prepare(spec_).ok());
+  EXPECT_EQ(runtime->counters().tunes, 1);
+  AttentionSpec other = spec_;
+  other.dim_qk = other.dim_v = 32;
+  const auto attention = runtime->Prepare(other);
+  ASSERT_TRUE(attention.ok()) << attention.status();
+  EXPECT_EQ(runtime->counters().tunes, 1);
+  EXPECT_EQ(runtime->counters().tune_postponed, 1);
+}
+
+TEST_F(TuningTest, OutsideOfTheTunedRangeTheNearestRecordServesWithOneWarning) {
+  ASSERT_TRUE(Make(Options(TunePolicy::kFirstRun))->Prepare(spec_).ok());
+  const auto runtime = Make(Options(TunePolicy::kCachedOnly));
+  AttentionSpec longer = spec_;
+  longer.seqlen_q = longer.seqlen_kv = 512;
+  EXPECT_EQ(PlanOf(*runtime->Prepare(longer)), BestPlan());
+  longer.batch = 4;
+  EXPECT_EQ(PlanOf(*runtime->Prepare(longer)), BestPlan());
+  EXPECT_EQ(runtime->counters().nearest_hits, 2);
+  EXPECT_EQ(lines_.Count("outside_tuned_range"), 1);
+}
+
+TEST_F(TuningTest, AKilledTunerLeavesNothingInTheWayAndIsTakenUp) {
+  const pid_t child = tilewright::testing::StartChild([&] {
+    // Half way through the checks.
+    driver_.set_on_launch([&](const device::FakeLaunch&) {
+      if (launches_ > 8) raise(SIGKILL);
+    });
+    return Make(Options(TunePolicy::kFirstRun))->Prepare(spec_).ok() ? 0 : 1;
+  });
+  ASSERT_EQ(tilewright::testing::WaitForChild(child), -SIGKILL);
+  const cache::RecordFiles files({.directory = directory_.path() + "/store"});
+  ASSERT_EQ(files.List().size(), 1u) << "what was found out is saved after each candidate";
+  const auto text = files.Read(files.List()[0]);
+  ASSERT_TRUE(text.ok()) << text.status();
+  EXPECT_EQ(tune::ParseRecord(*text)->winner, "");
+
+  const auto runtime = Make(Options(TunePolicy::kFirstRun));
+  const auto attention = runtime->Prepare(spec_);
+  ASSERT_TRUE(attention.ok()) << attention.status();
+  EXPECT_EQ(PlanOf(*attention), BestPlan());
+  EXPECT_EQ(runtime->counters().tunes, 1);
+  EXPECT_GT(runtime->counters().store_hits, 0) << "kernels that the killed one had compiled";
+}
+
+TEST_F(TuningTest, AProgramWithoutCompilerKeepsToTheStoredDefault) {
+  ASSERT_TRUE(Make(Options(TunePolicy::kOff))->Prepare(spec_).ok());
+  RuntimeOptions options = Options(TunePolicy::kFirstRun);
+  options.nvrtc_path = "/nowhere/libnvrtc.so";
+  const auto runtime = Make(options);
+  const auto attention = runtime->Prepare(spec_);
+  ASSERT_TRUE(attention.ok()) << attention.status();
+  EXPECT_EQ(PlanOf(*attention), DefaultPlan());
+  EXPECT_EQ(runtime->counters().tunes, 0);
+}
+
+TEST_F(TuningTest, ScratchComesFromTheCallersAllocator) {
+  std::atomic<int> held = 0;
+  std::atomic<int> ever = 0;
+  RuntimeOptions options = Options(TunePolicy::kFirstRun);
+  options.device_allocate = [&](size_t bytes) -> void* {
+    CUdeviceptr at = 0;
+    if (driver_.api().cuMemAlloc(&at, bytes) != CUDA_SUCCESS) return nullptr;
+    ++held;
+    ++ever;
+    return reinterpret_cast<void*>(at);
+  };
+  EXPECT_EQ(Runtime::Create(options).status().code(), absl::StatusCode::kInvalidArgument);
+  options.device_release = [&](void* memory) {
+    --held;
+    driver_.api().cuMemFree(reinterpret_cast<CUdeviceptr>(memory));
+  };
+  const auto runtime = Make(options);
+  ASSERT_TRUE(runtime->Prepare(spec_).ok());
+  EXPECT_EQ(runtime->counters().tunes, 1);
+  EXPECT_GT(ever, 2);
+  EXPECT_EQ(held, 0);
+}
+
+TEST_F(TuningTest, DecodingIsTunedWithItsPlansOfSeveralKernels) {
+  RuntimeOptions options = Options(TunePolicy::kFirstRun);
+  options.tune_max_bytes = int64_t{64} << 20;
+  options.tune_candidates = 6;
+  for (const char* text : {"fwd bf16 b=32 h=71/1 s=1/2048 d=64/64 causal",
+                           "fwd bf16 b=4 h=32/8 s=1/900 d=128/128 paged=16 varlen lse"}) {
+    const auto runtime = Make(options);
+    const auto attention = runtime->Prepare(*ParseSpec(text));
+    ASSERT_TRUE(attention.ok()) << attention.status();
+    EXPECT_EQ(runtime->counters().tunes, 1) << attention->Explain();
+  }
+}
+
+// ---- R67 ------------------------------------------------------------------------------------
+
+TEST_F(TuningTest, ACallerThatMakesLengthsExactIsWarned) {
+  RuntimeOptions options = Options(TunePolicy::kOff);
+  options.churn_per_minute = 3;
+  const auto runtime = Make(options);
+  for (int n = 0; n < 8; ++n) {
+    AttentionSpec exact = spec_;
+    exact.exact = true;
+    exact.seqlen_q = exact.seqlen_kv = 100 + n;
+    ASSERT_TRUE(runtime->Prepare(exact).ok());
+  }
+  EXPECT_EQ(runtime->counters().churn_alarms, 1);
+  EXPECT_EQ(lines_.Count("churn"), 1);
+  // What is asked for on purpose is no churn.
+  const auto warm = Make(options);
+  std::vector<AttentionSpec> specs;
+  for (int n = 0; n < 6; ++n) {
+    specs.push_back(spec_);
+    specs.back().exact = true;
+    specs.back().seqlen_q = specs.back().seqlen_kv = 100 + n;
+  }
+  ASSERT_TRUE(warm->Warmup(specs).ok());
+  EXPECT_EQ(warm->counters().churn_alarms, 0);
+}
+
+TEST_F(TuningTest, TenThousandSizesOfOneModelNeedNoMoreThanThePlannedKernels) {
+  const auto traits = *arch::FindArchTraits("sm_90a");
+  const auto board = *arch::DefaultBoardProfile("sm_90a");
+  const AttentionSpec model =
+      spec::Canonicalise(*ParseSpec("fwd bf16 b=1 h=32/8 s=64/128 d=128/128 causal"));
+  std::set<std::string> planned;
+  for (const AttentionSpec& spec : tune::ReachableSpecs(model, 64, 8192)) {
+    const plan::PlanRequest request = {spec, traits, board};
+    for (const plan::KernelPlan& plan : plan::Candidates(request, *plan::Best(request))) {
+      planned.insert(plan.ToString());
+    }
+  }
+  EXPECT_LE(planned.size(), 100u);
+  std::mt19937_64 random(11);
+  std::set<std::string> reached;
+  for (int n = 0; n < 10'000; ++n) {
+    const AttentionSpec spec = tune::WithSizes(model, 1 + static_cast<int64_t>(random() % 64),
+                                               1 + static_cast<int64_t>(random() % 8192),
+                                               1 + static_cast<int64_t>(random() % 8192));
+    reached.insert(plan::Best({spec, traits, board})->plan.ToString());
+  }
+  for (const std::string& plan : reached) EXPECT_EQ(planned.count(plan), 1u) << plan;
+
+  // And through a runtime, as far as time allows.
+  const auto runtime = Make(Options(TunePolicy::kOff));
+  for (int n = 0; n < 200; ++n) {
+    const AttentionSpec spec = tune::WithSizes(model, 1 + static_cast<int64_t>(random() % 64),
+                                               1 + static_cast<int64_t>(random() % 8192),
+                                               1 + static_cast<int64_t>(random() % 8192));
+    ASSERT_TRUE(runtime->Prepare(spec).ok());
+  }
+  EXPECT_LE(runtime->counters().compiles, static_cast<int64_t>(planned.size()));
+  EXPECT_EQ(runtime->counters().churn_alarms, 0);
+}
+
+}  // namespace
+}  // namespace tilewright
