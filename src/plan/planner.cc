@@ -70,7 +70,8 @@ std::vector<KernelPlan> Candidates(const PlanRequest& request, const Decision& d
   const std::vector<KernelPlan>& own = decision.candidates;
   std::vector<KernelPlan> others;
   for (const FamilyRow& row : kFamilies) {
-    if (row.family == own.front().family || row.last_resort || request.family.has_value()) continue;
+    if (row.operation != request.spec.operation || row.last_resort) continue;
+    if (row.family == own.front().family || request.family.has_value()) continue;
     for (KernelPlan& plan : row.plan(request).plans) others.push_back(std::move(plan));
   }
   std::vector<KernelPlan> plans;
