@@ -6,8 +6,12 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <numeric>
 #include <random>
+#include <regex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -667,6 +671,33 @@ TEST_F(EmulatorTest, LoadsForAllBlocksOfACluster) {
     )";
   EXPECT_THAT(Run(kernel, 64, 1024, 2, 2), IsEmpty());
   for (int n = 0; n < kWords; ++n) EXPECT_EQ(out_[n], 1 + n % 128);
+}
+
+// ---- completeness
+
+std::string ReadFile(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+// A kernel that meets an instruction without a stand-in does not compile here: better told by name.
+TEST(StandInsTest, EveryInstructionHasOne) {
+  const std::filesystem::path root = TILEWRIGHT_SOURCE_DIR;
+  static const std::regex kFunction(R"re(__forceinline__\s+[\w:]+[\s*&]+(\w+)\()re");
+  int functions = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(root / "kernel_templates" / "ptx")) {
+    const std::string name = entry.path().filename();
+    if (name == "convert.cuh") continue;  // core/convert.cuh does without on the host
+    const std::string text = ReadFile(entry.path());
+    const std::string stand_ins = ReadFile(root / "tests" / "emulated" / "ptx" / name);
+    for (std::sregex_iterator it(text.begin(), text.end(), kFunction), end; it != end; ++it) {
+      ++functions;
+      const std::regex call("\\b" + (*it)[1].str() + "\\(");
+      EXPECT_TRUE(std::regex_search(stand_ins, call))
+          << (*it)[1] << " of ptx/" << name << " is missing in tests/emulated/ptx/" << name;
+    }
+  }
+  EXPECT_GT(functions, 10);
 }
 
 }  // namespace
