@@ -23,23 +23,33 @@
 namespace tilewright::emulated {
 namespace {
 
-// In place of the driver's: a map that the emulator reads.
-CUresult EncodeMap(CUtensorMap* map, CUtensorMapDataType, cuuint32_t dimensions, void* base,
+// In place of the driver's: a map that the emulator reads. Refuses what the driver refuses.
+CUresult EncodeMap(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* base,
                    const cuuint64_t* extents, const cuuint64_t* strides, const cuuint32_t* box,
-                   const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                   CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
-  cuda_on_host::HostTensorMap host;
-  host.dimensions = static_cast<uint8_t>(dimensions);
-  host.element_bytes = 2;
-  host.swizzle = 3;
-  host.base = reinterpret_cast<uint64_t>(base);
-  for (cuuint32_t n = 0; n < dimensions; ++n) {
-    host.extents[n] = extents[n];
-    host.box[n] = box[n];
-    if (n > 0) host.strides[n - 1] = strides[n - 1];
+                   const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
+                   CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  const auto kind = static_cast<int>(swizzle);  // also how many chunks change places, as log2
+  const bool is_half =
+      type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 || type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  bool legal = is_half && interleave == CU_TENSOR_MAP_INTERLEAVE_NONE && rank >= 1 &&
+               rank <= cuda_on_host::kMaxDimensions && kind <= CU_TENSOR_MAP_SWIZZLE_128B &&
+               reinterpret_cast<uint64_t>(base) % 16 == 0;
+  cuda_on_host::HostTensorMap out;
+  out.dimensions = static_cast<uint8_t>(rank);
+  out.element_bytes = 2;
+  out.swizzle = static_cast<uint8_t>(kind);
+  out.base = reinterpret_cast<uint64_t>(base);
+  for (cuuint32_t n = 0; legal && n < rank; ++n) {
+    legal = element_strides[n] == 1 && box[n] >= 1 && box[n] <= 256 && extents[n] >= 1;
+    out.extents[n] = extents[n];
+    out.box[n] = box[n];
+    if (n + 1 == rank) continue;
+    legal = legal && strides[n] % 16 == 0 && strides[n] < uint64_t{1} << 40;
+    out.strides[n] = strides[n];
   }
-  *map = {};
-  std::memcpy(map, &host, sizeof(host));
+  if (!legal || out.box[0] * 2 > (kind == 0 ? 256u : 16u << kind)) return CUDA_ERROR_INVALID_VALUE;
+  std::memset(map, 0, sizeof *map);
+  std::memcpy(map, &out, sizeof out);
   return CUDA_SUCCESS;
 }
 

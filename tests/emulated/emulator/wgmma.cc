@@ -120,22 +120,22 @@ struct Product {
   bool a_in_registers;
   uint64_t a_descriptor, b_descriptor;
   bool a_transposed, b_transposed;
-  std::vector<float*> d[32];
+  float* d[32];  // n / 2 registers of each lane, side by side
   const unsigned* a[32][4];
   unsigned a_before[32][4];
   const void* code;
 };
 
-// Registers that products under way will write, with what they must still hold.
-struct Accumulator {
-  unsigned bits = 0;
+// Registers of a lane that products under way will write, with what they must still hold.
+struct Accumulators {
+  std::vector<float> values;
   int products = 0;
 };
 
 struct WarpProducts {
   std::vector<Product> uncommitted;
   std::deque<std::vector<Product>> groups;
-  std::map<float*, Accumulator> accumulators;
+  std::map<float*, Accumulators> accumulators;  // by the first of them
   bool fenced = false;
 };
 std::vector<WarpProducts> warps;
@@ -259,21 +259,22 @@ void Land(const Product& product, int warp) {
                            product.code);
       }
     }
-    for (int at = 0; at < product.n / 2; ++at) {
-      float* const d = product.d[lane][at];
-      const auto found = products.accumulators.find(d);
-      if (__builtin_bit_cast(unsigned, *d) != found->second.bits) {
-        cluster->AbortWith("an accumulator of wgmma changes before the wait", product.code);
-      }
-      const int row = lane / 4 + at / 2 % 2 * 8, column = at / 4 * 8 + lane % 4 * 2 + at % 2;
-      double sum = product.accumulates ? *d : 0;
-      for (int k = 0; k < depth; ++k) {
-        sum += static_cast<double>(operands.a[row * depth + k]) * operands.b[column * depth + k];
-      }
-      *d = static_cast<float>(sum);
-      found->second.bits = __builtin_bit_cast(unsigned, *d);
-      if (--found->second.products == 0) products.accumulators.erase(found);
+    float* const d = product.d[lane];
+    const auto found = products.accumulators.find(d);
+    std::vector<float>& values = found->second.values;
+    if (std::memcmp(d, values.data(), values.size() * sizeof(float)) != 0) {
+      cluster->AbortWith("an accumulator of wgmma changes before the wait", product.code);
     }
+    for (int at = 0; at < product.n / 2; ++at) {
+      const int row = lane / 4 + at / 2 % 2 * 8, column = at / 4 * 8 + lane % 4 * 2 + at % 2;
+      const float* const a = &operands.a[row * depth];
+      const float* const b = &operands.b[column * depth];
+      float sum = 0;
+      for (int k = 0; k < depth; ++k) sum += a[k] * b[k];
+      d[at] = product.accumulates ? d[at] + sum : sum;
+      values[at] = d[at];
+    }
+    if (--found->second.products == 0) products.accumulators.erase(found);
   }
 }
 
@@ -360,12 +361,18 @@ class Interpreter {
     const std::vector<int>& lists = instruction.lists;
     product.a_in_registers = lists.at(1) == 4;
     if (lists.at(0) != n / 2) Refuse(instruction);
+    std::vector<int> registers;
+    for (int d = 0; d < n / 2; ++d) {
+      registers.push_back(std::stoi(instruction.words[d].substr(1)));
+    }
     size_t at = static_cast<size_t>(lists[0]);
     const std::vector<std::string>& words = instruction.words;
     if (!product.a_in_registers) product.a_descriptor = ValueOf(words.at(at));
     for (int lane = 0; lane < 32; ++lane) {
-      for (int d = 0; d < n / 2; ++d) {
-        product.d[lane].push_back(Of(lane).outputs[std::stoi(words[d].substr(1))]);
+      float* const* const outputs = Of(lane).outputs;
+      product.d[lane] = outputs[registers[0]];
+      for (int d = 1; d < n / 2; ++d) {
+        if (outputs[registers[d]] != outputs[registers[0]] + d) Refuse(instruction);
       }
       for (int word = 0; product.a_in_registers && word < 4; ++word) {
         const int input = std::stoi(words[at + word].substr(1)) - Of(lane).output_count;
@@ -392,9 +399,9 @@ class Interpreter {
       products.fenced = true;
     }
     for (int lane = 0; lane < 32; ++lane) {
-      for (float* d : product.d[lane]) {
-        Accumulator& accumulator = products.accumulators[d];
-        if (accumulator.products++ == 0) accumulator.bits = __builtin_bit_cast(unsigned, *d);
+      Accumulators& accumulators = products.accumulators[product.d[lane]];
+      if (accumulators.products++ == 0) {
+        accumulators.values.assign(product.d[lane], product.d[lane] + n / 2);
       }
     }
     const int core = cluster->TensorCoreOf(warp);

@@ -13,6 +13,11 @@ inline float ex2_approx_ftz(float x) {
   return y < 1.17549435e-38f ? 0.f : __uint_as_float(__float_as_uint(y) & ~1u);
 }
 
+inline float rcp_approx_ftz(float x) {
+  const float y = 1 / x;
+  return fabsf(y) < 1.17549435e-38f ? 0.f : __uint_as_float(__float_as_uint(y) & ~1u);
+}
+
 inline i64 Opaque(i64 value) { return value; }
 
 }  // namespace ptx
