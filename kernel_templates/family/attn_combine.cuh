@@ -16,8 +16,10 @@
 #include "core/online_softmax.cuh"
 #include "core/problem.cuh"
 #include "core/warp_reduce.cuh"
+#include "policy/decode_work.cuh"
 #include "policy/lse.cuh"
 #include "policy/sink.cuh"
+#include "ptx/griddep.cuh"
 
 namespace tilewright {
 namespace combine {
@@ -34,22 +36,83 @@ struct SharedStorage {
          [kWarpsPerRow<Config> > 1 ? kPanel<Config> + 1 : 1];
 };
 
-// One row's parts: part p is at o + p * o_stride and lse[p * lse_stride].
+// One row's parts: part p is at o + p * o_stride and lse[p * lse_stride], the first one
+// o_shift and lse_shift further.
 template <class Config>
 struct RowParts {
   const typename Config::PartElement* o;
   const float* lse;
   i64 o_stride;
   i64 lse_stride;
+  i64 o_shift;
+  i64 lse_shift;
   i64 parts;
+
+  __device__ __forceinline__ float Lse(i64 p) const {
+    return Config::PartLse::Natural(lse[p * lse_stride + (p == 0 ? lse_shift : 0)]);
+  }
+  __device__ __forceinline__ const typename Config::PartElement* O(i64 p) const {
+    return o + p * o_stride + (p == 0 ? o_shift : 0);
+  }
 };
+
+// The work of attn_decode, whose parts these are (Config::kTileRows).
+template <class Config>
+struct WorkConfig {
+  using Mask = typename Config::Mask;
+  using Lengths = typename Config::Lengths;
+  static constexpr int kBlockM = Config::kTileRows;
+  static constexpr int kBlockN = Config::kTileKeys;
+  static constexpr int kChunk = Config::kChunk;
+  static constexpr int kGroup = Config::kGroup;
+  static constexpr i64 kBatch = Config::kBatch;
+  static constexpr i64 kSeqlenQ = Config::kSeqlenQ;
+  static constexpr i64 kSeqlenKv = Config::kSeqlenKv;
+};
+
+// Where attn_decode has left the parts of row i; one part: the row is complete.
+template <class Config, class Params>
+__device__ __forceinline__ RowParts<Config> DecodeParts(const Problem& problem, i64 i,
+                                                        const Params& params) {
+  using Work = WorkConfig<Config>;
+  const abi::PartsArgs& args = params.parts;
+  const int total = UnitsBefore<Work>(static_cast<int>(Batch<Work>(params)), params);
+  const UnitShares shares = SharesOf<Work>(total, static_cast<int>(args.parts));
+  const DecodeSequence sequence = SequenceAt<Work>(problem, params);
+  const i64 packed = i * Work::kGroup + problem.h % Work::kGroup;
+  const int item = static_cast<int>(problem.h_kv * sequence.row_tiles + packed / Work::kBlockM);
+  const int begin = UnitsBefore<Work>(static_cast<int>(problem.b), params) + item * sequence.units;
+  const int row = static_cast<int>(packed % Work::kBlockM);
+  i64 slot, slots_apart, first_shift = 0, parts;
+  if constexpr (Work::kChunk != 0) {
+    slot = begin;
+    slots_apart = 1;
+    parts = sequence.units;
+  } else {
+    const int first = shares.BlockOf(begin);
+    slot = 2 * first;
+    slots_apart = 2;
+    parts = shares.BlockOf(begin + sequence.units - 1) - first + 1;
+    // The first block's last piece, unless it begins with it.
+    first_shift = shares.Begin(first) == begin ? 0 : 1;
+  }
+  constexpr i64 kSlot = i64{Work::kBlockM} * Config::kHeadDimV;
+  return {.o = static_cast<const typename Config::PartElement*>(args.o) + slot * kSlot +
+               row * Config::kHeadDimV,
+          .lse = args.lse + slot * Work::kBlockM + row,
+          .o_stride = slots_apart * kSlot,
+          .lse_stride = slots_apart * Work::kBlockM,
+          .o_shift = first_shift * kSlot,
+          .lse_shift = first_shift * Work::kBlockM,
+          .parts = parts};
+}
 
 // LSE of all parts, and of the sink; the same in every lane.
 template <class Config>
 __device__ __forceinline__ float TotalLse(const RowParts<Config>& row, float sink, int lane) {
   float highest = -Infinity(), sum = 0;
   for (i64 p = lane; p < row.parts; p += 32) {
-    const float lse = row.lse[p * row.lse_stride];
+    const float lse = row.Lse(p);
     const float reference = SoftmaxReference(fmaxf(highest, lse));
     sum = sum * Exp(highest - reference) + Exp(lse - reference);
     highest = fmaxf(highest, lse);
@@ -67,7 +130,7 @@ __device__ __forceinline__ void AddParts(float (&o)[kPanel<Config> / 32],
   constexpr int kStep = kWarpsPerRow<Config>;
   for (i64 begin = warp; begin < row.parts; begin += 32 * kStep) {
     const i64 mine = begin + i64{lane} * kStep;
-    const float part_lse = mine < row.parts ? row.lse[mine * row.lse_stride] : -Infinity();
+    const float part_lse = mine < row.parts ? row.Lse(mine) : -Infinity();
     // A total of +inf makes NaN, as it should.
     const float weight = part_lse == -Infinity() ? 0.f : Exp(part_lse - lse);
     const int count = static_cast<int>(Min(CeilDiv(row.parts - begin, kStep), 32));
@@ -76,7 +139,7 @@ __device__ __forceinline__ void AddParts(float (&o)[kPanel<Config> / 32],
       const bool empty = __shfl_sync(kAllLanes, part_lse, n) == -Infinity();
       const float w = __shfl_sync(kAllLanes, weight, n);
       if (empty) continue;
-      const typename Config::PartElement* part = row.o + (begin + n * kStep) * row.o_stride;
+      const typename Config::PartElement* part = row.O(begin + n * kStep);
 #pragma unroll
       for (int k = 0; k < kPanel<Config> / 32; ++k) {
         const int d = first + k * 32 + lane;
@@ -96,7 +159,7 @@ __device__ __forceinline__ void MergeRow(SharedStorage<Config>& shared, const Pr
   const int warp = block_warp % kWarpsPerRow<Config>;
   const bool inside = i < problem.seqlen_q;
   const i64 row_index = problem.q_row + i;
-  const RowParts<Config> row = {
+  RowParts<Config> row = {
       .o = static_cast<const typename Config::PartElement*>(args.o) +
            problem.q_batch * args.o_stride_batch + problem.h * args.o_stride_head +
            row_index * args.o_stride_seq,
@@ -104,18 +167,31 @@ __device__ __forceinline__ void MergeRow(SharedStorage<Config>& shared, const Pr
              row_index,
       .o_stride = args.o_stride_part,
       .lse_stride = args.lse_stride_part,
+      .o_shift = 0,
+      .lse_shift = 0,
       .parts = inside ? args.parts : 0,
   };
+  bool writes = inside;
+  if constexpr (Config::kTileRows != 0) {
+    if (inside) row = DecodeParts<Config>(problem, i, params);
+    // Everything so far could be known before the parts are there.
+    ptx::griddepcontrol_wait();
+    // All warps of the block have the same row, or each has one of its own and meets no barrier.
+    if (row.parts <= 1) {
+      if constexpr (kWarpsPerRow<Config> == Config::kWarps || kWarpsPerRow<Config> == 1) return;
+      writes = false;
+    }
+  }
   const float sink = Config::Sink::Logit(problem, params);
   const float lse = TotalLse<Config>(row, sink, lane);
-  if (inside && warp == 0 && lane == 0) Config::Lse::Store(lse, problem, i, params);
+  if (writes && warp == 0 && lane == 0) Config::Lse::Store(lse, problem, i, params);
   typename Config::OutElement* const out =
       static_cast<typename Config::OutElement*>(core.o) + problem.q_batch * core.o_strides.batch +
       problem.h * core.o_strides.head + row_index * core.o_strides.seq;
   for (int first = 0; first < Config::kHeadDimV; first += kPanel<Config>) {
     float o[kPanel<Config> / 32] = {};
     AddParts<Config>(o, row, lse, first, warp, lane);
-    if constexpr (kWarpsPerRow < Config >> 1) {
+    if constexpr (kWarpsPerRow<Config> != 1) {
 #pragma unroll
       for (int k = 0; k < kPanel<Config> / 32; ++k) shared.o[block_warp][k * 32 + lane] = o[k];
       __syncthreads();
@@ -131,7 +207,7 @@ __device__ __forceinline__ void MergeRow(SharedStorage<Config>& shared, const Pr
 #pragma unroll
     for (int k = 0; k < kPanel<Config> / 32; ++k) {
       const int d = first + k * 32 + lane;
-      if (inside && k % kWarpsPerRow<Config> == warp && d < Config::kHeadDimV) {
+      if (writes && k % kWarpsPerRow<Config> == warp && d < Config::kHeadDimV) {
         FromFloat(o[k], &out[d]);
       }
     }
@@ -144,23 +220,26 @@ __device__ __forceinline__ void Run(const Params& params) {
   extern __shared__ __align__(16) u8 shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
   const abi::AttnFwdParams& core = params.core;
+  if constexpr (Config::kTileRows == 0) ptx::griddepcontrol_wait();
   const i64 row_tiles = CeilDiv(core.seqlen_q, Config::kBlockM);
   const i64 tiles = core.batch * core.heads_q * row_tiles;
   for (i64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const i64 bh = tile / row_tiles;
+    const i64 bh = Quotient(tile, row_tiles);
+    const i64 b = Quotient(bh, core.heads_q);
+    const i64 h = bh - b * core.heads_q;
     Problem problem = {
-        .b = bh / core.heads_q,
-        .h = bh % core.heads_q,
-        .h_kv = 0,
+        .b = b,
+        .h = h,
+        .h_kv = Quotient(h * core.heads_kv, core.heads_q),
         .seqlen_q = core.seqlen_q,
-        .seqlen_kv = 0,
-        .q_batch = bh / core.heads_q,
+        .seqlen_kv = core.seqlen_kv,
+        .q_batch = b,
         .q_row = 0,
         .kv_batch = 0,
         .kv_row = 0,
     };
     Config::Lengths::Apply(problem, params);
-    const i64 i = tile % row_tiles * Config::kBlockM +
+    const i64 i = (tile - bh * row_tiles) * Config::kBlockM +
                   static_cast<int>(threadIdx.x / 32) / kWarpsPerRow<Config>;
     MergeRow<Config>(shared, problem, i, params);
   }

@@ -40,6 +40,19 @@ struct LseStored {
   }
 };
 
+// The LSE of a part, made natural, -inf for a part without keys: as the kernels leave it, and in
+// the caller's convention.
+struct LsePartNatural {
+  TILEWRIGHT_HOST_DEVICE static float Natural(float lse) { return lse; }
+};
+template <bool kBaseTwo, bool kEmptyIsPlusInfinity>
+struct LsePartStored {
+  TILEWRIGHT_HOST_DEVICE static float Natural(float lse) {
+    if (kEmptyIsPlusInfinity && lse == Infinity()) return -Infinity();
+    return kBaseTwo ? lse * kLn2 : lse;
+  }
+};
+
 }  // namespace tilewright
 
 #endif  // TILEWRIGHT_POLICY_LSE_CUH_

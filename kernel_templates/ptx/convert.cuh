@@ -44,6 +44,13 @@ __device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2(u16 bits) {
   return halves;
 }
 
+// a - b of two halves each.
+__device__ __forceinline__ u32 sub_f16x2(u32 a, u32 b) {
+  u32 difference;
+  asm("sub.f16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
+  return difference;
+}
+
 // `high` goes to the upper byte. Needs kHasCvtFp8.
 __device__ __forceinline__ u16 cvt_rn_satfinite_e4m3x2_f32(float high, float low) {
   u16 bits;

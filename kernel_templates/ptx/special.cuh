@@ -31,6 +31,13 @@ __device__ __forceinline__ float rcp_approx_ftz(float x) {
   return y;
 }
 
+// log2(x) to 2^-22 absolute near 1 and relative elsewhere; 0 gives -inf.
+__device__ __forceinline__ float lg2_approx_ftz(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 }  // namespace ptx
 }  // namespace tilewright
 

@@ -453,4 +453,59 @@ absl::Status FromC(const tw_args* c_args, AttentionArgs* out) {
   return absl::OkStatus();
 }
 
+tw_merge_spec DefaultMergeSpec() {
+  const MergeSpec defaults;
+  tw_merge_spec c = {};
+  c.size = sizeof(c);
+  c.part_type = static_cast<int32_t>(defaults.part_type);
+  c.out_type = static_cast<int32_t>(defaults.out_type);
+  c.heads = defaults.heads;
+  c.dim_v = defaults.dim_v;
+  c.lse = defaults.lse ? 1 : 0;
+  c.lse_base = static_cast<int32_t>(defaults.lse_base);
+  c.empty_lse = static_cast<int32_t>(defaults.empty_lse);
+  return c;
+}
+
+tw_merge_args DefaultMergeArgs() {
+  tw_merge_args c = {};
+  c.size = sizeof(c);
+  c.o_parts.strides.dim = c.o.strides.dim = 1;
+  return c;
+}
+
+absl::StatusOr<MergeSpec> FromC(const tw_merge_spec* spec) {
+  tw_merge_spec c;
+  TILEWRIGHT_RETURN_IF_ERROR(ReadStruct("tw_merge_spec", spec, DefaultMergeSpec(), &c));
+  TILEWRIGHT_RETURN_IF_ERROR(CheckEnum("part_type", c.part_type, TW_BOOL));
+  TILEWRIGHT_RETURN_IF_ERROR(CheckEnum("out_type", c.out_type, TW_BOOL));
+  TILEWRIGHT_RETURN_IF_ERROR(CheckEnum("lse_base", c.lse_base, TW_LSE_BASE_TWO));
+  TILEWRIGHT_RETURN_IF_ERROR(CheckEnum("empty_lse", c.empty_lse, TW_EMPTY_LSE_PLUS_INF));
+  return MergeSpec{.part_type = static_cast<ElementType>(c.part_type),
+                   .out_type = static_cast<ElementType>(c.out_type),
+                   .heads = c.heads,
+                   .dim_v = c.dim_v,
+                   .lse = c.lse != 0,
+                   .lse_base = static_cast<LseBase>(c.lse_base),
+                   .empty_lse = static_cast<EmptyLse>(c.empty_lse)};
+}
+
+absl::StatusOr<MergeArgs> FromC(const tw_merge_args* args) {
+  tw_merge_args c;
+  TILEWRIGHT_RETURN_IF_ERROR(ReadStruct("tw_merge_args", args, DefaultMergeArgs(), &c));
+  return MergeArgs{.parts = c.parts,
+                   .batch = c.batch,
+                   .seqlen_q = c.seqlen_q,
+                   .o_parts = {c.o_parts.data, FromC(c.o_parts.strides)},
+                   .o_stride_part = c.o_stride_part,
+                   .lse_parts = c.lse_parts,
+                   .lse_stride_part = c.lse_stride_part,
+                   .lse_stride_batch = c.lse_stride_batch,
+                   .lse_stride_head = c.lse_stride_head,
+                   .o = {c.o.data, FromC(c.o.strides)},
+                   .lse = c.lse,
+                   .lse_out_stride_batch = c.lse_out_stride_batch,
+                   .lse_out_stride_head = c.lse_out_stride_head};
+}
+
 }  // namespace tilewright::capi

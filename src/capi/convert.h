@@ -17,6 +17,8 @@ tw_spec DefaultSpec();
 tw_bias_term DefaultBiasTerm();
 tw_args DefaultArgs();
 tw_tune_options DefaultTuneOptions();
+tw_merge_spec DefaultMergeSpec();
+tw_merge_args DefaultMergeArgs();
 
 // The pointers of the result are into `options`.
 tw_options ToC(const RuntimeOptions& options);
@@ -28,6 +30,8 @@ absl::StatusOr<RuntimeOptions> FromC(const tw_options* options);
 absl::StatusOr<TuneOptions> FromC(const tw_tune_options* options);
 absl::StatusOr<AttentionSpec> FromC(const tw_spec* spec);
 absl::Status FromC(const tw_args* args, AttentionArgs* out);
+absl::StatusOr<MergeSpec> FromC(const tw_merge_spec* spec);
+absl::StatusOr<MergeArgs> FromC(const tw_merge_args* args);
 
 }  // namespace tilewright::capi
 

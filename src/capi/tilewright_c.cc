@@ -124,8 +124,13 @@ absl::Status TuneInto(tw_runtime* runtime, const AttentionSpec& spec,
 
 using tilewright::AttentionArgs;
 using tilewright::AttentionSpec;
+using tilewright::MergeArgs;
+using tilewright::MergeSpec;
+using tilewright::PreparedAttention;
 using tilewright::RuntimeOptions;
 using tilewright::Stream;
+using tilewright::capi::DefaultMergeArgs;
+using tilewright::capi::DefaultMergeSpec;
 using tilewright::capi::FromC;
 using tilewright::capi::Guarded;
 using tilewright::capi::NullError;
@@ -365,6 +370,38 @@ TW_API tw_status tw_wait_for_tuning(tw_runtime* runtime, int32_t timeout_ms, int
     if (idle == nullptr) return NullError("idle");
     *idle = runtime->runtime->WaitForTuning(timeout_ms) ? 1 : 0;
     return absl::OkStatus();
+  });
+}
+
+TW_API tw_status tw_merge_spec_init(tw_merge_spec* spec, size_t size) {
+  return Guarded([&] { return WriteStruct("tw_merge_spec", spec, size, DefaultMergeSpec()); });
+}
+
+TW_API tw_status tw_merge_args_init(tw_merge_args* args, size_t size) {
+  return Guarded([&] { return WriteStruct("tw_merge_args", args, size, DefaultMergeArgs()); });
+}
+
+TW_API tw_status tw_prepare_merge(tw_runtime* runtime, const tw_merge_spec* spec, void* stream,
+                                  tw_attention** merge) {
+  return Guarded([&]() -> absl::Status {
+    if (runtime == nullptr) return NullError("runtime");
+    if (merge == nullptr) return NullError("merge");
+    TILEWRIGHT_ASSIGN_OR_RETURN(const MergeSpec converted, FromC(spec));
+    TILEWRIGHT_ASSIGN_OR_RETURN(
+        PreparedAttention prepared,
+        runtime->runtime->PrepareMerge(converted, static_cast<Stream>(stream)));
+    *merge = new tw_attention(std::move(prepared));
+    return absl::OkStatus();
+  });
+}
+
+TW_API tw_status tw_merge(const tw_runtime* runtime, const tw_attention* merge,
+                          const tw_merge_args* args, void* stream) {
+  return Guarded([&]() -> absl::Status {
+    if (runtime == nullptr) return NullError("runtime");
+    if (merge == nullptr) return NullError("merge");
+    TILEWRIGHT_ASSIGN_OR_RETURN(const MergeArgs converted, FromC(args));
+    return runtime->runtime->Merge(merge->prepared, converted, static_cast<Stream>(stream));
   });
 }
 

@@ -83,6 +83,7 @@ absl::StatusOr<std::shared_ptr<const LoadedKernel>> LoadedKernel::Load(
   loaded->context_ = where.context;
   loaded->context_id_ = where.context_id;
   loaded->device_ordinal_ = where.device->ordinal;
+  loaded->can_overlap_ = where.device->compute_major >= 9;
   if (const CUresult result = api.cuLibraryLoadData(&loaded->library_, cubin.data(), nullptr,
                                                     nullptr, 0, nullptr, nullptr, 0);
       result != CUDA_SUCCESS) {
@@ -148,6 +149,13 @@ absl::Status LoadedKernel::Launch(const LaunchConfig& config, const void* params
   launch.blockDimZ = 1;
   launch.sharedMemBytes = config.smem_bytes;
   launch.hStream = stream;
+  CUlaunchAttribute overlap = {};
+  if (config.overlaps && can_overlap_) {
+    overlap.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    overlap.value.programmaticStreamSerializationAllowed = 1;
+    launch.attrs = &overlap;
+    launch.numAttrs = 1;
+  }
   void* arguments[] = {const_cast<void*>(params)};
   TILEWRIGHT_CU_RETURN_IF_ERROR(*api_, cuLaunchKernelEx, &launch, function_, arguments, nullptr);
   return absl::OkStatus();

@@ -53,6 +53,9 @@ class LoadedKernel {
     uint32_t grid = 0;
     uint32_t block = 0;
     uint32_t smem_bytes = 0;
+    // The kernel may start before the one ahead of it on the stream has ended, for which it waits
+    // itself (griddepcontrol.wait). Without effect before compute capability 9.0.
+    bool overlaps = false;
   };
   // `params` are the bytes of the kernel's one by-value parameter. FailedPrecondition when the
   // calling thread's current context is not the one loaded for; Internal with the driver's error
@@ -66,6 +69,7 @@ class LoadedKernel {
   ContextHandle context_ = nullptr;
   uint64_t context_id_ = 0;  // a later context may lie at the same address
   int device_ordinal_ = 0;
+  bool can_overlap_ = false;
   CUlib_st* library_ = nullptr;
   CUkern_st* kernel_ = nullptr;
   CUfunc_st* function_ = nullptr;  // of the context

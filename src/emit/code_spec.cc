@@ -93,14 +93,18 @@ AttentionSpec SpecOfKernel(const AttentionSpec& spec, const plan::KernelPlan& ke
       }
       return tensors;
     }
+    case plan::Family::kDecode:
+    case plan::Family::kDecodeWide:
     case plan::Family::kFwdSm90:
     case plan::Family::kFwdSm80:
     case plan::Family::kFwdSimple:
       return spec;
     case plan::Family::kCombine:
+      if (!kernel.split) return spec;
       break;
   }
   AttentionSpec combine;
+  combine.kv_type = ElementType::kFp32;
   combine.type = spec::OutType(spec);
   combine.batch = spec.batch;
   combine.heads_q = combine.heads_kv = spec.heads_q;
@@ -111,6 +115,16 @@ AttentionSpec SpecOfKernel(const AttentionSpec& spec, const plan::KernelPlan& ke
   combine.lse = spec.lse;
   combine.lse_base = spec.lse_base;
   combine.empty_lse = spec.empty_lse;
+  if (kernel.tile_rows != 0) {
+    // It finds the parts where attn_decode has put them, which depends on the keys that rows see.
+    combine.heads_kv = spec.heads_kv;
+    combine.causal = spec.causal;
+    combine.align = spec.align;
+    combine.window_left = spec.window_left;
+    combine.window_right = spec.window_right;
+    combine.seqlen_kv = spec.seqlen_kv;
+    combine.exact = spec.exact;
+  }
   return combine;
 }
 

@@ -74,6 +74,12 @@ std::string SpecName(const AttentionSpec& spec) {
 
 std::string PlanName(const KernelPlan& plan) {
   switch (plan.family) {
+    case Family::kDecode:
+    case Family::kDecodeWide:
+      return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "k", plan.step,
+                          "s", plan.stages,
+                          plan.shared_stages != 0 ? absl::StrCat("or", plan.shared_stages) : "",
+                          plan.chunk != 0 ? absl::StrCat("c", plan.chunk) : "");
     case Family::kFwdSm90:
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "s", plan.stages, "x", plan.cluster,
                           plan.optimistic ? "opt" : "", plan.ones ? "ones" : "",
@@ -87,6 +93,10 @@ std::string PlanName(const KernelPlan& plan) {
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "r",
                           plan.rows_per_warp, "p", plan.panel);
     case Family::kCombine:
+      return absl::StrCat("m", plan.block_m, "w", plan.warps, plan.split ? "" : "merge",
+                          plan.tile_rows == 0 ? ""
+                                              : absl::StrCat("t", plan.tile_rows, "n", plan.block_n,
+                                                             "c", plan.chunk));
     case Family::kBwdPrep:
     case Family::kBwdFinish:
       return absl::StrCat("m", plan.block_m, "w", plan.warps);
@@ -249,10 +259,16 @@ class Policies {
   }
 
   // What attn_combine needs of them.
-  void WriteForRows(ConfigWriter& config) const {
-    config.Using("Lengths", spec_.varlen ? "LengthsVarlen" : "LengthsUniform")
-        .Using("Sink", spec_.sinks ? "SinkPerHead" : "SinkNone")
-        .Using("Lse", LseType());
+  void WriteForRows(bool with_mask, ConfigWriter& config) const {
+    config.Using("Lengths", spec_.varlen ? "LengthsVarlen" : "LengthsUniform");
+    if (with_mask) config.Chain("Mask", "MaskChain", masks_);
+    config.Using("Sink", spec_.sinks ? "SinkPerHead" : "SinkNone").Using("Lse", LseType());
+  }
+
+  // The convention of parts that come from the caller.
+  std::string PartLseType() const {
+    return absl::StrCat("LsePartStored<", spec_.lse_base == LseBase::kTwo ? "true" : "false", ", ",
+                        spec_.empty_lse == EmptyLse::kPlusInf ? "true" : "false", ">");
   }
 
  private:
@@ -344,6 +360,22 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
       .Int("kBlockM", plan.block_m)
       .Int("kBlockN", plan.block_n);
   switch (plan.family) {
+    case Family::kDecodeWide:
+      config.Int("kStepKeys", plan.step)
+          .Int("kStages", plan.stages)
+          .Int("kSharedStages", plan.shared_stages)
+          .Int("kChunk", plan.chunk)
+          .Int("kPageRows", std::max<int64_t>(spec.page_size, 1));
+      break;
+    case Family::kDecode:
+      config.Int("kTeams", plan.block_n / plan.step)
+          .Int("kMWarps", plan.block_m / 16)
+          .Int("kStepKeys", plan.step)
+          .Int("kStages", plan.stages)
+          .Int("kChunk", plan.chunk)
+          .Int("kPageRows", std::max<int64_t>(spec.page_size, 1))
+          .Bool("kScalePerToken", spec.kv_scale == ScaleKind::kPerToken);
+      break;
     case Family::kFwdSm90: {
       const RegisterSplit split = RegistersOf(plan);
       config.Int("kStages", plan.stages)
@@ -392,14 +424,24 @@ std::string ConfigText(const AttentionSpec& spec, const KernelPlan& plan,
   ConfigWriter config;
   if (plan.family == Family::kCombine) {
     config.Section("spec")
-        .Using("PartElement", "float")
+        .Using("PartElement", DeviceTypeName(spec::KvType(spec)))
         .Using("OutElement", DeviceTypeName(spec::OutType(spec)))
         .Int("kHeadDimV", spec.dim_v)
         .Section("plan")
         .Int("kWarps", plan.warps)
         .Int("kBlockM", plan.block_m)
-        .Section("policies");
-    policies.WriteForRows(config);
+        .Int("kTileRows", plan.tile_rows);
+    if (plan.tile_rows != 0) {
+      config.Int("kTileKeys", plan.block_n)
+          .Int("kChunk", plan.chunk)
+          .Int("kGroup", spec::GroupSize(spec))
+          .Int64("kBatch", spec.exact ? spec.batch : 0)
+          .Int64("kSeqlenQ", spec.exact ? spec.seqlen_q : 0)
+          .Int64("kSeqlenKv", spec.exact ? spec.seqlen_kv : 0);
+    }
+    config.Section("policies");
+    policies.WriteForRows(plan.tile_rows != 0, config);
+    config.Using("PartLse", plan.split ? "LsePartNatural" : policies.PartLseType());
     return config.Finish("Config");
   }
   config.Section("spec")
@@ -434,6 +476,10 @@ struct FamilyText {
 
 FamilyText TextOf(Family family) {
   switch (family) {
+    case Family::kDecodeWide:
+      return {.header = "family/attn_decode_wide.cuh", .scope = "decode_wide"};
+    case Family::kDecode:
+      return {.header = "family/attn_decode.cuh", .scope = "decode"};
     case Family::kFwdSm90:
       return {.header = "family/attn_fwd_sm90.cuh", .scope = "fwd_sm90"};
     case Family::kFwdSm80:

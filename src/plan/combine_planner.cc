@@ -25,6 +25,7 @@ KernelPlan PlanCombine(const std::string& target, int64_t dim_v, int warps_per_r
   plan.target = target;
   plan.warps = kWarps;
   plan.block_m = kWarps / warps_per_row;
+  plan.split = true;
   plan.smem_bytes = CombineSmemBytes(kWarps, warps_per_row, dim_v);
   return plan;
 }

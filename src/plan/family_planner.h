@@ -56,6 +56,17 @@ int64_t FwdSm80SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, i
 
 FamilyAnswer PlanFwdSm80(const PlanRequest& request);
 
+// Of attn_decode: the rings of all teams, or the output sums of all warps, whichever is larger, and
+// what lies beside them.
+int64_t DecodeSmemBytes(const KernelPlan& plan, const AttentionSpec& spec);
+
+FamilyAnswer PlanDecode(const PlanRequest& request);
+
+// Of attn_decode_wide: Q, the ring, the weights and what lies beside them.
+int64_t DecodeWideSmemBytes(const KernelPlan& plan, const AttentionSpec& spec);
+
+FamilyAnswer PlanDecodeWide(const PlanRequest& request);
+
 // The kernel that merges the parts of a split plan, for KernelPlan::after: `warps_per_row` warps
 // (1, 2 or 4) share the parts of a row, more of them where there are few rows and many parts.
 KernelPlan PlanCombine(const std::string& target, int64_t dim_v, int warps_per_row);

@@ -14,9 +14,10 @@
 namespace tilewright::plan {
 namespace {
 
-constexpr Family kAllFamilies[] = {Family::kFwdSm90, Family::kFwdSm80,   Family::kFwdSimple,
-                                   Family::kCombine, Family::kBwdSm80,   Family::kBwdSimple,
-                                   Family::kBwdPrep, Family::kBwdFinish, Family::kBwdTerms};
+constexpr Family kAllFamilies[] = {Family::kDecode,    Family::kDecodeWide, Family::kFwdSm90,
+                                   Family::kFwdSm80,   Family::kFwdSimple,  Family::kCombine,
+                                   Family::kBwdSm80,   Family::kBwdSimple,  Family::kBwdPrep,
+                                   Family::kBwdFinish, Family::kBwdTerms};
 
 // A word of the text form: its prefix and the field behind it, read as a number.
 struct Word {
@@ -24,11 +25,13 @@ struct Word {
   int KernelPlan::*field;
 };
 constexpr Word kWords[] = {
-    {"kw", &KernelPlan::key_warps}, {"qw", &KernelPlan::dq_row_warps},
-    {"w", &KernelPlan::warps},      {"r", &KernelPlan::rows_per_warp},
-    {"p", &KernelPlan::panel},      {"slots=", &KernelPlan::slots},
-    {"s", &KernelPlan::stages},     {"c", &KernelPlan::consumers},
-    {"x", &KernelPlan::cluster},    {"g", &KernelPlan::max_grid},
+    {"kw", &KernelPlan::key_warps},     {"qw", &KernelPlan::dq_row_warps},
+    {"w", &KernelPlan::warps},          {"r", &KernelPlan::rows_per_warp},
+    {"p", &KernelPlan::panel},          {"slots=", &KernelPlan::slots},
+    {"ss", &KernelPlan::shared_stages}, {"s", &KernelPlan::stages},
+    {"ch", &KernelPlan::chunk},         {"c", &KernelPlan::consumers},
+    {"k", &KernelPlan::step},           {"t", &KernelPlan::tile_rows},
+    {"x", &KernelPlan::cluster},        {"g", &KernelPlan::max_grid},
 };
 
 // A word that stands for a field that is true.
@@ -82,6 +85,10 @@ KernelPlan ReadKernel(absl::string_view text) {
 
 std::string_view FamilyName(Family family) {
   switch (family) {
+    case Family::kDecode:
+      return "attn_decode";
+    case Family::kDecodeWide:
+      return "attn_decode_wide";
     case Family::kFwdSm90:
       return "attn_fwd_sm90";
     case Family::kFwdSm80:
@@ -144,6 +151,10 @@ std::string KernelPlan::ToString() const {
   if (consumers != 0) absl::StrAppend(&text, " c", consumers);
   if (cluster != 0) absl::StrAppend(&text, " x", cluster);
   if (max_grid != 0) absl::StrAppend(&text, " g", max_grid);
+  if (step != 0) absl::StrAppend(&text, " k", step);
+  if (shared_stages != 0) absl::StrAppend(&text, " ss", shared_stages);
+  if (chunk != 0) absl::StrAppend(&text, " ch", chunk);
+  if (tile_rows != 0) absl::StrAppend(&text, " t", tile_rows);
   for (const Flag& flag : kFlags) {
     if (this->*flag.field) absl::StrAppend(&text, " ", flag.word);
   }

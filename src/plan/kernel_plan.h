@@ -15,6 +15,8 @@
 namespace tilewright::plan {
 
 enum class Family {
+  kDecode,
+  kDecodeWide,
   kFwdSm90,
   kFwdSm80,
   kFwdSimple,
@@ -40,12 +42,18 @@ struct KernelPlan {
   int block_m = 0;     // query rows of a tile
   int block_n = 0;     // keys of a tile
   int warps = 0;
-  int rows_per_warp = 0;  // block_m = warps * rows_per_warp
-  int panel = 0;          // attn_fwd_simple: columns of K or V in shared memory at a time
-  int stages = 0;         // tiles of K and of V in shared memory; attn_fwd_sm80: 1 or 2
-  bool peeled = false;    // attn_fwd_sm80: a loop of its own for tiles that need no mask
+  int rows_per_warp = 0;     // block_m = warps * rows_per_warp
+  int panel = 0;             // attn_fwd_simple: columns of K or V in shared memory at a time
+  int stages = 0;            // tiles of K and of V in shared memory; attn_fwd_sm80: 1 or 2
+  bool peeled = false;       // attn_fwd_sm80: a loop of its own for tiles that need no mask
   bool narrow_rows = false;  // attn_fwd_sm80: rows are typically no multiples of 16 bytes
-  bool split = false;     // the keys of a tile may be cut into parts, which attn_combine merges
+  // The keys of a tile may be cut into parts, which attn_combine merges; attn_combine: its parts
+  // are such, and not those of a caller.
+  bool split = false;
+  int step = 0;           // attn_decode: keys of a warp's step; block_n is that of all its teams
+  int shared_stages = 0;  // attn_decode_wide: stages where V is part of K
+  int chunk = 0;          // attn_decode: blocks of keys in each part; 0: shares that fill the board
+  int tile_rows = 0;      // attn_combine after attn_decode: rows of its tiles
   int slots = 0;          // with split: blocks that run at a time on the board planned for
   // attn_fwd_sm90: `warps` are those of a loading warpgroup and of `consumers` computing ones, with
   // 64 query rows each.

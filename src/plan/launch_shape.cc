@@ -76,6 +76,33 @@ int64_t Parts(const KernelPlan& plan, const AttentionSpec& spec, const Attention
   return std::max<int64_t>(1, std::min(wanted, most));
 }
 
+// The items and units of attn_decode (policy/decode_work.cuh), for the longest sequence.
+struct DecodeCounts {
+  int64_t items = 0;  // at most kMaxGrid
+  int64_t units = 0;  // of an item
+};
+DecodeCounts CountDecode(const KernelPlan& plan, const AttentionSpec& spec,
+                         const AttentionArgs& args) {
+  const int64_t group = spec.heads_q / spec.heads_kv;
+  const int64_t unit_keys = int64_t{plan.block_n} * std::max(plan.chunk, 1);
+  return {.items = Blocks(Blocks(spec.heads_kv, args.batch),
+                          CeilDiv(Blocks(args.seqlen_q, group), plan.block_m)),
+          .units = std::max<int64_t>(1, CeilDiv(args.seqlen_kv, unit_keys))};
+}
+
+// Blocks that share the keys, or 1: few keys are not worth a second kernel, very many sequences
+// balance themselves and would take long to count.
+int64_t DecodeBlocks(const KernelPlan& plan, const AttentionSpec& spec, const AttentionArgs& args) {
+  constexpr int64_t kFewKeys = 512;
+  constexpr int64_t kManySequences = 1024;
+  constexpr int64_t kManyItems = 32;  // times as many as blocks
+  const DecodeCounts counts = CountDecode(plan, spec, args);
+  const bool fits = Blocks(counts.items, counts.units) < kMaxGrid;
+  const bool balanced = plan.chunk == 0 && counts.items >= kManyItems * plan.slots;
+  if (args.seqlen_kv <= kFewKeys || args.batch > kManySequences || !fits || balanced) return 1;
+  return std::max<int64_t>(2, std::min<int64_t>(plan.slots, counts.items * counts.units));
+}
+
 }  // namespace
 
 CallPlan PlanCall(const KernelPlan& plan, const AttentionSpec& spec, const AttentionArgs& args) {
@@ -86,6 +113,16 @@ CallPlan PlanCall(const KernelPlan& plan, const AttentionSpec& spec, const Atten
     call.offsets[static_cast<size_t>(region)] = call.workspace_bytes;
     call.workspace_bytes += CeilDiv(bytes, kAlignment) * kAlignment;
   };
+  if (plan.family == Family::kDecode || plan.family == Family::kDecodeWide) {
+    call.parts = DecodeBlocks(plan, spec, args);
+    if (call.parts > 1) {
+      const DecodeCounts counts = CountDecode(plan, spec, args);
+      const int64_t slots = plan.chunk != 0 ? counts.items * counts.units : 2 * call.parts;
+      add(Region::kPartialO, slots * plan.block_m * spec.dim_v * 4);
+      add(Region::kPartialLse, slots * plan.block_m * 4);
+    }
+    return call;
+  }
   call.parts = Parts(plan, spec, args);
   if (call.parts > 1) {
     const int64_t floats = call.parts * TotalRows(spec, args);
@@ -122,6 +159,11 @@ LaunchShape ComputeLaunchShape(const KernelPlan& kernel, const AttentionSpec& sp
   // attn_bwd_prep may have tiles of no rows.
   const int64_t tiles = kernel.block_m == 0 ? 0 : RowTiles(kernel, spec, args);
   switch (kernel.family) {
+    case Family::kDecode:
+    case Family::kDecodeWide:
+      shape.grid = static_cast<uint32_t>(call.parts > 1 ? call.parts
+                                                        : CountDecode(kernel, spec, args).items);
+      break;
     case Family::kFwdSm90: {
       const int64_t clusters =
           Blocks(Blocks(spec.heads_q, args.batch),
@@ -155,6 +197,7 @@ LaunchShape ComputeLaunchShape(const KernelPlan& kernel, const AttentionSpec& sp
       break;
     case Family::kCombine:
       if (call.parts > 1) shape.grid = static_cast<uint32_t>(tiles);
+      shape.overlaps = true;
       break;
   }
   return shape;

@@ -15,7 +15,7 @@ namespace tilewright::plan {
 // What lies in AttentionArgs::workspace. A plan uses some of these regions, in this order.
 enum class Region {
   kPartialO,    // fp32 [parts][batch][heads_q][seqlen_q][dim_v]; packed: [parts][heads_q][total_q]
-                // [dim_v]
+                // [dim_v]. attn_decode: [slots][block_m][dim_v], see policy/decode_work.cuh
   kPartialLse,  // fp32, the same without dim_v
   kRowStats,    // abi::RowStats [batch][heads_q][seqlen_q]; packed: [heads_q][total_q]
   kDqSums,      // fp32, tiles of block_m rows: kernel_templates/mma/dq_sums.cuh
@@ -24,7 +24,9 @@ enum class Region {
 inline constexpr int kNumRegions = 5;
 
 struct CallPlan {
-  int64_t parts = 1;  // of the keys of each tile of rows
+  // Of the keys of each tile of rows. attn_decode: blocks that share all keys, or 1 where each
+  // takes whole items.
+  int64_t parts = 1;
   int64_t workspace_bytes = 0;
   int64_t dq_tiles_of_head = 0;                   // see DqTilesOfHead
   std::array<int64_t, kNumRegions> offsets = {};  // bytes from the start of the workspace

@@ -24,11 +24,12 @@ namespace tilewright {
 struct SpecKey {
   uint64_t context_id = 0;
   AttentionSpec spec;
+  bool merge = false;  // of its parts (PrepareMerge), not the attention itself
   bool operator==(const SpecKey&) const = default;
 
   template <typename H>
   friend H AbslHashValue(H h, const SpecKey& key) {
-    return H::combine(std::move(h), key.context_id, spec::SpecHash{}(key.spec));
+    return H::combine(std::move(h), key.context_id, spec::SpecHash{}(key.spec), key.merge);
   }
 };
 

@@ -89,6 +89,7 @@ abi::DropoutArgs Dropout(const AttentionSpec& spec, const AttentionArgs& args) {
 }
 
 // Parts of every row in the workspace, as plan::Region lays them out.
+// (attn_decode has slots of its own making: it looks at the pointers only.)
 abi::PartsArgs Parts(const AttentionSpec& spec, const AttentionArgs& args,
                      const plan::CallPlan& call) {
   abi::PartsArgs parts = {};

@@ -25,6 +25,7 @@
 #include "emit/template_bundle.h"
 #include "plan/launch_shape.h"
 #include "runtime/kernel_table.h"
+#include "runtime/merge.h"
 #include "runtime/pack_args.h"
 #include "runtime/pack_sm90.h"
 #include "runtime/runtime_impl.h"
@@ -193,7 +194,8 @@ struct Runtime::Impl {
         table(parts.limits) {}
 
   absl::StatusOr<device::DeviceManager*> Devices();
-  StateOr Prepare(const AttentionSpec& spec, Stream stream);
+  // `spec` is canonical and valid.
+  StateOr Prepare(AttentionSpec spec, bool merge, Stream stream);
   absl::Status RefuseCapture(const device::DeviceManager& devices, Stream stream);
   StateOr PrepareOn(const device::DeviceManager::Current& where, const SpecKey& key,
                     bool deliberate);
@@ -282,7 +284,7 @@ absl::Status RunState(const PreparedAttention::State& state, const AttentionArgs
     TILEWRIGHT_RETURN_IF_ERROR(
         PackSm90(state.devices->api(), kernel.plan, kernel.spec, kernel.layout, args, params));
     TILEWRIGHT_RETURN_IF_ERROR(kernel.resident->loaded->Launch(
-        {shape.grid, shape.block, shape.smem_bytes}, params, stream));
+        {shape.grid, shape.block, shape.smem_bytes, shape.overlaps}, params, stream));
   }
   return absl::OkStatus();
 }
@@ -367,14 +369,11 @@ absl::Status Runtime::Impl::RefuseCapture(const device::DeviceManager& manager, 
       "the capture; call Prepare or Warmup before the capture begins");
 }
 
-StateOr Runtime::Impl::Prepare(const AttentionSpec& spec, Stream stream) {
-  if (getpid() != pid) return ForkedError(pid);
-  prepares.fetch_add(1, std::memory_order_relaxed);
-  TILEWRIGHT_RETURN_IF_ERROR(spec::Validate(spec));
+StateOr Runtime::Impl::Prepare(AttentionSpec spec, bool merge, Stream stream) {
   TILEWRIGHT_ASSIGN_OR_RETURN(device::DeviceManager* const manager, Devices());
   TILEWRIGHT_ASSIGN_OR_RETURN(const device::DeviceManager::Current where,
                               manager->CurrentOrPrimary(options.device_ordinal));
-  const SpecKey key = {where.context_id, spec::Canonicalise(spec)};
+  const SpecKey key = {where.context_id, std::move(spec), merge};
   if (auto state = table.Find(key)) {
     memory_hits.fetch_add(1, std::memory_order_relaxed);
     return state;
@@ -489,6 +488,7 @@ absl::StatusOr<Runtime::Impl::Assembled> Runtime::Impl::Assemble(
     const device::DeviceManager::Current& where, const SpecKey& key, plan::Decision decision) {
   auto state = std::make_shared<PreparedAttention::State>();
   state->spec = key.spec;
+  state->merge = key.merge;
   state->spec_text = spec::ToText(key.spec);
   state->device_name = where.device->board.name;
   state->pid = pid;
@@ -567,7 +567,9 @@ StateOr Runtime::Impl::MakeState(const device::DeviceManager::Current& where, co
   plan::Decision decision;
   Tuning::Job job;
   Tuning::Measure measure = Tuning::Measure::kNo;
-  if (key.spec.heads_q > 0) {
+  if (key.merge) {
+    decision = PlanMerge(key.spec, std::string(where.device->traits.target));
+  } else if (key.spec.heads_q > 0) {
     TILEWRIGHT_ASSIGN_OR_RETURN(decision, Decide(where, key.spec));
     job = JobFor(where, key, decision);
     measure = ApplyTuning(job, deliberate, &decision);
@@ -707,7 +709,20 @@ absl::StatusOr<std::unique_ptr<Runtime>> Runtime::Create(const RuntimeOptions& o
 }
 
 absl::StatusOr<PreparedAttention> Runtime::Prepare(const AttentionSpec& spec, Stream stream) {
-  TILEWRIGHT_ASSIGN_OR_RETURN(auto state, impl_->Prepare(spec, stream));
+  if (getpid() != impl_->pid) return ForkedError(impl_->pid);
+  impl_->prepares.fetch_add(1, std::memory_order_relaxed);
+  TILEWRIGHT_RETURN_IF_ERROR(spec::Validate(spec));
+  TILEWRIGHT_ASSIGN_OR_RETURN(auto state,
+                              impl_->Prepare(spec::Canonicalise(spec), /*merge=*/false, stream));
+  return PreparedAttention(std::move(state));
+}
+
+absl::StatusOr<PreparedAttention> Runtime::PrepareMerge(const MergeSpec& spec, Stream stream) {
+  if (getpid() != impl_->pid) return ForkedError(impl_->pid);
+  impl_->prepares.fetch_add(1, std::memory_order_relaxed);
+  TILEWRIGHT_ASSIGN_OR_RETURN(AttentionSpec attention, AttentionOfMerge(spec));
+  TILEWRIGHT_ASSIGN_OR_RETURN(auto state,
+                              impl_->Prepare(std::move(attention), /*merge=*/true, stream));
   return PreparedAttention(std::move(state));
 }
 
@@ -789,7 +804,32 @@ absl::Status Runtime::Run(const PreparedAttention& attention, const AttentionArg
   }
   const PreparedAttention::State& state = attention.state()->Newest();
   if (getpid() != state.pid) return ForkedError(state.pid);
+  if (state.merge) {
+    return absl::InvalidArgumentError("attention comes from PrepareMerge: must come from Prepare");
+  }
   return RunState(state, args, stream);
+}
+
+absl::Status Runtime::Merge(const PreparedAttention& merge, const MergeArgs& args,
+                            Stream stream) const {
+  if (!merge.valid() || !merge.state()->merge) {
+    return absl::InvalidArgumentError("merge: must come from PrepareMerge");
+  }
+  const PreparedAttention::State& state = *merge.state();
+  if (getpid() != state.pid) return ForkedError(state.pid);
+  TILEWRIGHT_RETURN_IF_ERROR(ValidateMergeArgs(state.spec, args));
+  if (state.kernels.empty()) return absl::OkStatus();
+  const PreparedKernel& kernel = state.kernels[0];
+  // However many there are: also of one part, or none, the result must be written.
+  plan::CallPlan call;
+  call.parts = 2;
+  const plan::LaunchShape shape =
+      plan::ComputeLaunchShape(kernel.plan, state.spec, AttentionArgsOfMerge(args), call);
+  if (shape.grid == 0) return absl::OkStatus();
+  alignas(16) std::byte params[kMaxParamBytes];
+  PackMergeArgs(kernel.spec, kernel.layout, args, params);
+  return kernel.resident->loaded->Launch(
+      {shape.grid, shape.block, shape.smem_bytes, shape.overlaps}, params, stream);
 }
 
 void Runtime::CancelCompiles() {

@@ -39,6 +39,7 @@ struct PreparedAttention::State {
 
   AttentionSpec spec;  // canonical
   std::string spec_text;
+  bool merge = false;  // of PrepareMerge: Run takes none of these, Merge only these
   plan::Decision decision;
   std::vector<PreparedKernel> kernels;  // in order of launch; none: the spec has no heads
   std::string device_name;

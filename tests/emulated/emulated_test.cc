@@ -90,6 +90,34 @@ void PoisonKeysFrom(HostCase& c, int64_t first) {
   }
 }
 
+// Three sequences of 900, 0 and 130 keys, on pages in no order, one of them missing.
+void MakeLongPaged(HostCase& c) {
+  SetLengths(c, {900, 0, 130});
+  const int64_t size = c.spec.page_size, most = (900 + size - 1) / size;
+  c.page_table.assign(3 * most, 12345);
+  std::vector<int32_t> pages(2 * most);
+  for (size_t n = 0; n < pages.size(); ++n) pages[n] = static_cast<int32_t>(n);
+  std::mt19937_64 random(5);
+  std::shuffle(pages.begin(), pages.end(), random);
+  for (int64_t b = 0, next = 0; b < 3; ++b) {
+    for (int64_t p = 0; p * size < c.seqused_kv[b]; ++p) c.page_table[b * most + p] = pages[next++];
+  }
+  c.page_table[300 / size] = -1;
+  c.args.page_table = c.page_table.data();
+  c.args.page_table_stride = most;
+  const int64_t heads = c.spec.heads_kv;
+  const auto fill = [&](reference::Array& array, Tensor& tensor, int64_t dim) {
+    array = reference::Array(spec::KvType(c.spec), 2 * most * size * heads * dim);
+    array.Fill(random, 2);
+    tensor = {array.data(), {.batch = size * heads * dim, .seq = heads * dim, .head = dim}};
+  };
+  fill(c.k, c.args.k, c.spec.dim_qk);
+  fill(c.v, c.args.v, c.spec.dim_v);
+}
+
+// V is the first columns of K.
+void ShareKeys(HostCase& c) { c.args.v = c.args.k; }
+
 // The same memory read with keys innermost.
 void Transpose(HostCase& c) {
   for (Strides* strides : {&c.args.k.strides, &c.args.v.strides}) {
@@ -200,7 +228,31 @@ std::vector<Scenario> Scenarios() {
       {"fwd fp16 b=1 h=1 s=20/1100 d=16/250 causal=top_left lse sinks empty_lse=+inf"},
       {"fwd bf16 b=3 h=2/1 s=5/800 d=16 varlen layout=thd lse lse_base=2", {5, 0, 2}, {700, 3, 0}},
   };
+  // Few queries over many keys, for attn_decode.
+  const std::vector<Scenario> decode = {
+      {"fwd bf16 b=2 h=10/2 s=1/1300 d=64 lse"},
+      {"fwd fp16 b=1 h=3/1 s=4/700 d=72/40 causal sinks lse lse_base=2"},
+      {"fwd bf16 b=1 h=24/1 s=1/600 d=32 window=99,0 alibi lse"},
+      {"fwd bf16 b=1 h=50/1 s=1/600 d=48/80 softcap=5 lse empty_lse=+inf"},
+      {"fwd bf16 b=3 h=4/2 s=1/900 d=32 paged=16 varlen lse", {}, {}, MakeLongPaged},
+      {"fwd fp16 b=3 h=4/2 s=2/900 d=16/24 paged=1 varlen causal lse sinks", {}, {}, MakeLongPaged},
+      {"fwd bf16 b=3 h=2/1 s=1/900 d=24 paged=48 varlen lse batch_invariant",
+       {},
+       {},
+       MakeLongPaged},
+      {"fwd bf16 b=4 h=6/2 s=3/1500 d=16 varlen layout=thd causal lse batch_invariant",
+       {3, 0, 1, 2},
+       {1500, 3, 0, 700}},
+      {"fwd bf16 b=2 h=4/1 s=2/600 d=40/24 kv=e4m3 kv_scale=token lse"},
+      {"fwd fp16 b=2 h=4/2 s=1/600 d=64 kv=e5m2 kv_scale=head lse"},
+      {"fwd bf16 b=1 h=40/1 s=1/600 d=32/48 kv=int8 kv_scale=tensor lse"},
+      {"fwd bf16 b=1 h=16/1 s=1/300 d=576/512 lse"},
+      {"fwd bf16 b=1 h=20/1 s=1/600 d=288/272 lse", {}, {}, ShareKeys},
+      {"fwd fp16 b=3 h=4/1 s=2/900 d=300/20 paged=16 varlen causal lse", {}, {}, MakeLongPaged},
+      {"fwd bf16 b=3 h=4/1 s=1/900 d=264/280 paged=3 varlen lse", {}, {}, MakeLongPaged},
+  };
   all.insert(all.end(), halves.begin(), halves.end());
+  all.insert(all.end(), decode.begin(), decode.end());
   // Documents of 16 keys and a rule of distance, once in CUDA, once in C++.
   Scenario snippets = {"fwd fp32 b=2 h=2 s=40/48 d=16 score=@score mask=@mask lse"};
   snippets.score_snippet = "return score * (1 + h) - 0.25f * (i - j) + b;";

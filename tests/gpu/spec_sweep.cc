@@ -114,6 +114,114 @@ void AddDims(Sweep& sweep) {
   }
 }
 
+// Few queries over many keys: shares cut across sequences, every group, type and page size.
+void AddDecode(Sweep& sweep) {
+  const auto base = [](AttentionSpec& s) {
+    s.type = ElementType::kBf16;
+    s.batch = 3;
+    SetLengths(s, 1, 3001);
+    SetDims(s, 128, 128);
+    SetHeads(s, 8, 2);
+  };
+  for (const int64_t group : {1, 2, 3, 5, 7, 8, 16, 24, 71, 128}) {
+    sweep.Add(absl::StrCat("decode_group_", group), [&](auto& s) {
+      base(s);
+      SetHeads(s, 2 * group, 2);
+    });
+  }
+  constexpr std::pair<int64_t, int64_t> kDims[] = {{64, 64},   {192, 128}, {256, 256},
+                                                   {40, 72},   {33, 65},   {320, 256},
+                                                   {512, 512}, {576, 512}, {300, 7}};
+  for (const auto& [qk, v] : kDims) {
+    for (const int64_t group : {4, 20}) {
+      sweep.Add(absl::StrCat("decode_dims_", qk, "_", v, "_group_", group),
+                [&, qk = qk, v = v](auto& s) {
+                  base(s);
+                  SetDims(s, qk, v);
+                  SetHeads(s, group, 1);
+                });
+    }
+  }
+  for (const int64_t page : {1, 3, 16, 48, 64, 256}) {
+    sweep.Add(absl::StrCat("decode_page_", page), [&](auto& s) {
+      base(s);
+      s.varlen = true;
+      s.page_size = page;
+    });
+    sweep.Add(absl::StrCat("decode_latent_page_", page), [&](auto& s) {
+      base(s);
+      SetDims(s, 576, 512);
+      SetHeads(s, 16, 1);
+      s.varlen = true;
+      s.page_size = page;
+    });
+  }
+  const std::pair<const char*, ElementType> stored[] = {{"e4m3", ElementType::kFp8E4m3},
+                                                        {"e5m2", ElementType::kFp8E5m2},
+                                                        {"int8", ElementType::kInt8}};
+  for (const auto& [word, type] : stored) {
+    for (const ScaleKind kind :
+         {ScaleKind::kPerTensor, ScaleKind::kPerHead, ScaleKind::kPerToken}) {
+      for (const ElementType query : kHalfTypes) {
+        sweep.Add(
+            absl::StrCat("decode_", word, "_scale_", static_cast<int>(kind), "_", TypeWord(query)),
+            [&, type = type](auto& s) {
+              base(s);
+              s.type = query;
+              s.kv_type = type;
+              s.kv_scale = kind;
+              s.varlen = s.page_size != 0;
+            });
+      }
+    }
+  }
+  const auto add = [&](std::string name, const std::function<void(AttentionSpec&)>& change) {
+    sweep.Add(std::move(name), [&](auto& s) {
+      base(s);
+      change(s);
+    });
+  };
+  add("decode_causal_4", [](auto& s) {
+    s.seqlen_q = 4;
+    s.causal = true;
+  });
+  add("decode_window", [](auto& s) { s.window_left = 1000; });
+  add("decode_softcap_alibi_sinks", [](auto& s) {
+    s.softcap = 20;
+    s.alibi = s.sinks = true;
+  });
+  add("decode_bias", [](auto& s) {
+    s.bias = {{.type = ElementType::kFp16, .heads = s.heads_q, .seqlen_kv = s.seqlen_kv}};
+  });
+  add("decode_bool_mask", [](auto& s) {
+    s.bias = {{.type = ElementType::kBool, .batch = s.batch, .seqlen_kv = s.seqlen_kv}};
+  });
+  add("decode_invariant", [](auto& s) { s.batch_invariant = true; });
+  add("decode_short", [](auto& s) { s.seqlen_kv = 300; });
+  add("decode_batch_2000", [](auto& s) {
+    s.batch = 2000;
+    s.seqlen_kv = 700;
+    SetHeads(s, 2, 1);
+    SetDims(s, 16, 16);
+  });
+  SweepCase& uneven = sweep.Add("decode_uneven", [&](auto& s) {
+    base(s);
+    s.batch = 5;
+    s.varlen = true;
+    s.lse_base = LseBase::kTwo;
+  });
+  uneven.problem.lengths_kv = {3001, 0, 17, 2999, 1};
+  SweepCase& mixed = sweep.Add("decode_mixed_batch", [&](auto& s) {
+    base(s);
+    s.batch = 4;
+    s.varlen = s.causal = true;
+    s.layout = Layout::kThd;
+    s.seqlen_q = 6;
+  });
+  mixed.problem.lengths_q = {1, 6, 0, 1};
+  mixed.problem.lengths_kv = {3001, 700, 50, 1};
+}
+
 void AddLengths(Sweep& sweep) {
   int index = 0;
   for (const int64_t q : {0, 1, 7, 49, 1023, 4097}) {
@@ -712,6 +820,7 @@ const std::vector<SweepCase>& SpecSweep() {
     AddSnippets(sweep);
     AddLargeCounts(sweep);
     AddRandomCombinations(sweep);
+    AddDecode(sweep);
     return new std::vector<SweepCase>(sweep.Take());
   }();
   return *cases;

@@ -23,7 +23,7 @@ struct SweepCase {
   bool sanitizer = false;
 };
 
-// Number of random combinations at the end of the sweep.
+// Number of random combinations in the sweep.
 inline constexpr int kRandomCombinations = 100;
 
 // The whole list; equal on every machine and in every run.

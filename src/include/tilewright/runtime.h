@@ -37,6 +37,7 @@
 #include "absl/types/span.h"
 #include "tilewright/attention.h"
 #include "tilewright/export.h"
+#include "tilewright/merge.h"
 #include "tilewright/options.h"
 
 struct CUstream_st;  // CUstream of cuda.h is a pointer to it
@@ -176,6 +177,12 @@ class TILEWRIGHT_API Runtime {
   //   Internal            the driver refused the launch
   absl::Status Run(const PreparedAttention& attention, const AttentionArgs& args,
                    Stream stream) const;
+
+  // The kernel that merges parts (tilewright/merge.h), under the rules of Prepare. The handle is
+  // for Merge, not for Run.
+  absl::StatusOr<PreparedAttention> PrepareMerge(const MergeSpec& spec, Stream stream = nullptr);
+  // Launches it, under the rules of Run.
+  absl::Status Merge(const PreparedAttention& merge, const MergeArgs& args, Stream stream) const;
 
   // Ends the compiles of this Runtime that run or wait for their turn: the calls of Prepare and
   // Warmup that need them return Cancelled, within 50 ms where NVRTC is 12.8 or newer or compiles

@@ -464,6 +464,49 @@ TW_API tw_status tw_cancel_compiles(tw_runtime* runtime);
 /* Waits (at most a second) until entries being written to the store are on disk. */
 TW_API tw_status tw_flush(tw_runtime* runtime);
 
+/* ---- merging parts ---------------------------------------------------------------------------- */
+
+/* tilewright/merge.h says what the fields mean. */
+typedef struct tw_merge_spec {
+  size_t size;
+  int32_t part_type;
+  int32_t out_type;
+  int64_t heads;
+  int64_t dim_v;
+  int32_t lse; /* boolean */
+  int32_t lse_base;
+  int32_t empty_lse;
+  int32_t reserved;
+} tw_merge_spec;
+
+typedef struct tw_merge_args {
+  size_t size;
+  int64_t parts;
+  int64_t batch;
+  int64_t seqlen_q;
+  tw_tensor o_parts;
+  int64_t o_stride_part;
+  const float* lse_parts;
+  int64_t lse_stride_part;
+  int64_t lse_stride_batch;
+  int64_t lse_stride_head;
+  tw_tensor o;
+  float* lse;
+  int64_t lse_out_stride_batch;
+  int64_t lse_out_stride_head;
+} tw_merge_args;
+
+TW_API tw_status tw_merge_spec_init(tw_merge_spec* spec, size_t size);
+TW_API tw_status tw_merge_args_init(tw_merge_args* args, size_t size);
+
+/* The kernel that merges results of attention over parts of the keys; as tw_prepare. */
+TW_API tw_status tw_prepare_merge(tw_runtime* runtime, const tw_merge_spec* spec, void* stream,
+                                  tw_attention** merge);
+
+/* Launches it; as tw_run. */
+TW_API tw_status tw_merge(const tw_runtime* runtime, const tw_attention* merge,
+                          const tw_merge_args* args, void* stream);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

@@ -20,6 +20,8 @@ inline float rcp_approx_ftz(float x) {
 
 inline i64 Opaque(i64 value) { return value; }
 
+inline float lg2_approx_ftz(float x) { return log2f(x); }
+
 }  // namespace ptx
 }  // namespace tilewright
 

@@ -1,0 +1,160 @@
+// Steps of keys from global to shared memory for attn_decode: kStep rows of K or V of 16 or 8 bits,
+// copied by the kThreads threads of a team, from wherever their pages lie.
+#ifndef TILEWRIGHT_MMA_STEP_COPY_CUH_
+#define TILEWRIGHT_MMA_STEP_COPY_CUH_
+
+#include "abi/attn_fwd_params.h"
+#include "core/math.cuh"
+#include "core/problem.cuh"
+#include "core/types.cuh"
+#include "policy/decode_work.cuh"
+#include "ptx/cp_async.cuh"
+
+namespace tilewright {
+
+// Whether all keys of a step lie on one page, or follow one another anyway. Steps begin at
+// multiples of kStep.
+template <class Config, int kStep>
+inline constexpr bool kOnePage = Config::KvRows::kIsDense || Config::kPageRows % kStep == 0;
+
+template <class Config, class Params, int kStep, int kThreads>
+struct StepCopy {
+  using KvElement = typename Config::KvElement;
+  static constexpr int kSize = sizeof(KvElement);
+
+  const Params& params;
+  const Problem problem;
+  const KeyBounds bounds;
+  const int thread;  // of the team
+  bool wide_k, wide_v;
+  // Looked up ahead: the page of the next step to be copied, or of this thread's keys in it.
+  static constexpr bool kEach = !kOnePage<Config, kStep>;
+  static constexpr int kLookUps = kEach ? (kStep + kThreads - 1) / kThreads : 1;
+  i32 page[kLookUps];
+
+  __device__ __forceinline__ StepCopy(const Params& params, const Problem& problem,
+                                      const KeyBounds& bounds, int thread)
+      : params(params), problem(problem), bounds(bounds), thread(thread) {
+    wide_k = Aligned(params.core.k, params.core.k_strides);
+    wide_v = Aligned(params.core.v, params.core.v_strides);
+  }
+
+  // Whether every row starts on a multiple of 16 bytes.
+  static __device__ __forceinline__ bool Aligned(const void* base,
+                                                 const abi::TensorStrides& strides) {
+    return reinterpret_cast<u64>(base) % 16 == 0 &&
+           (strides.batch | strides.seq | strides.head) % (16 / kSize) == 0;
+  }
+
+  // Reads the table for the step at `key`, long before its copies start.
+  __device__ __forceinline__ void LookUp(int key) {
+    if constexpr (!Config::KvRows::kIsDense) {
+#pragma unroll
+      for (int n = 0; n < kLookUps; ++n) {
+        const int row = thread + n * kThreads;
+        const int own = key + (kEach ? row : 0);
+        page[n] = -1;
+        if ((!kEach || row < kStep) && own < bounds.seen_end && own + kStep > bounds.seen_begin) {
+          page[n] = params.page_table
+                        .table[problem.b * params.page_table.stride + own / Config::kPageRows];
+        }
+      }
+    }
+  }
+  // Makes what was looked up known to the team, before a barrier ahead of the step's copies.
+  __device__ __forceinline__ void Publish(i32* pages) const {
+    if constexpr (kEach) {
+#pragma unroll
+      for (int n = 0; n < kLookUps; ++n) {
+        const int row = thread + n * kThreads;
+        if (row < kStep) pages[row] = page[n];
+      }
+    }
+  }
+  // Whether the whole step that was looked up is masked.
+  __device__ __forceinline__ bool Missing() const {
+    return kOnePage<Config, kStep> && !Config::KvRows::kIsDense && page[0] < 0;
+  }
+
+  // Starts the copy of the step at `key`. Rows that no row of the tile sees become zeros, as
+  // columns from kColumns to kPadded do.
+  template <int kColumns, int kPadded, int kPitch>
+  __device__ __forceinline__ void Start(u8 (&tile)[kStep][kPitch], const void* base,
+                                        const abi::TensorStrides& strides, bool wide, int key,
+                                        [[maybe_unused]] const i32* pages) const {
+    const int first = bounds.seen_begin - key;
+    const int end = Missing() ? 0 : bounds.seen_end - key;
+    const KvElement* head = static_cast<const KvElement*>(base) + problem.h_kv * strides.head;
+    if constexpr (Config::KvRows::kIsDense) {
+      head += problem.kv_batch * strides.batch + (problem.kv_row + key) * strides.seq;
+    } else if constexpr (kOnePage<Config, kStep>) {
+      head += page[0] * strides.batch + key % Config::kPageRows * strides.seq;
+    }
+    const auto row_pointer = [&](int row) -> const KvElement* {
+      if constexpr (kOnePage<Config, kStep>) {
+        return head + row * strides.seq;
+      } else {
+        return head + pages[row] * strides.batch + (key + row) % Config::kPageRows * strides.seq;
+      }
+    };
+    const auto exists = [&](int row) {
+      bool there = row >= first && row < end;
+      if constexpr (!kOnePage<Config, kStep>) there = there && pages[row] >= 0;
+      return there;
+    };
+    if (wide) {
+      constexpr int kChunks = RoundUp(kPadded * kSize, 16) / 16;
+      constexpr int kCopies = kStep * kChunks;
+#pragma unroll
+      for (int at = 0; at < kCopies; at += kThreads) {
+        const int index = at + thread;
+        if (kCopies % kThreads != 0 && index >= kCopies) break;
+        const int row = index / kChunks, chunk = index % kChunks;
+        int bytes = 16;
+        if (kColumns * kSize % 16 != 0 && chunk == kColumns * kSize / 16) {
+          bytes = kColumns * kSize % 16;
+        }
+        if (kChunks * 16 - kColumns * kSize >= 16 && chunk * 16 >= kColumns * kSize) bytes = 0;
+        if (!exists(row)) bytes = 0;
+        ptx::cp_async_cg_16(ptx::SharedAddress(&tile[row][chunk * 16]),
+                            reinterpret_cast<const u8*>(row_pointer(row)) + chunk * 16, bytes);
+      }
+    } else {
+#pragma unroll 1
+      for (int index = thread; index < kStep * kPadded; index += kThreads) {
+        const int row = index / kPadded, column = index % kPadded;
+        KvElement element = {0};
+        if (column < kColumns && exists(row)) element = row_pointer(row)[column];
+        reinterpret_cast<KvElement*>(tile[row])[column] = element;
+      }
+    }
+  }
+
+  // Starts the copy of the scales of the step at `key`, one for each; what no row sees has 0.
+  __device__ __forceinline__ void StartScales(float* scales, const abi::ScaleArgs& args, int key,
+                                              [[maybe_unused]] const i32* pages) const {
+#pragma unroll
+    for (int at = 0; at < kStep; at += kThreads) {
+      const int row = at + thread;
+      if (kStep % kThreads != 0 && row >= kStep) break;
+      bool there = !Missing() && key + row >= bounds.seen_begin && key + row < bounds.seen_end;
+      i64 block = problem.kv_batch, row_in_block = problem.kv_row + key + row;
+      if constexpr (!Config::KvRows::kIsDense) {
+        if constexpr (kEach) {
+          block = pages[row];
+          there = there && block >= 0;
+        } else {
+          block = page[0];
+        }
+        row_in_block = (key + row) % Config::kPageRows;
+      }
+      const float* source = args.scale + block * args.stride_batch +
+                            row_in_block * args.stride_seq + problem.h_kv * args.stride_head;
+      ptx::cp_async_ca<4>(ptx::SharedAddress(&scales[row]), source, there ? 4 : 0);
+    }
+  }
+};
+
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_MMA_STEP_COPY_CUH_

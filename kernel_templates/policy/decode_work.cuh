@@ -1,0 +1,276 @@
+// How attn_decode shares the keys of all sequences among its blocks, from lengths that only the
+// device knows, and where attn_combine finds what they left.
+//
+// An item is one tile of kBlockM packed rows of one (sequence, key/value head); its work is counted
+// in units of kUnitKeys keys. All units of all items stand in one line, sequences first, and block
+// g of G has the g-th of G shares that differ by one unit at most, whatever the lengths are. A
+// piece is the part of an item that one block has. The result of a piece that is its whole item
+// goes to the output; the others go to slots of the workspace: slot 2 g for a block's first piece,
+// 2 g + 1 for a last one that is not the first.
+//
+// With fixed chunks (Config::kChunk, batch_invariant) every unit is a piece, and its slot is its
+// number: how an item is cut then depends on nothing but its own length.
+#ifndef TILEWRIGHT_POLICY_DECODE_WORK_CUH_
+#define TILEWRIGHT_POLICY_DECODE_WORK_CUH_
+
+#include "core/concepts.cuh"
+#include "core/math.cuh"
+#include "core/problem.cuh"
+#include "core/warp_reduce.cuh"
+#include "policy/mask_chain.cuh"
+
+namespace tilewright {
+
+// Keys of a unit.
+template <class Config>
+inline constexpr int kUnitKeys = Config::kBlockN*(Config::kChunk == 0 ? 1 : Config::kChunk);
+
+// A block is not started for less than this.
+template <class Config>
+inline constexpr int kMinUnits = Config::kChunk != 0     ? 1
+                                 : 256 > Config::kBlockN ? 256 / Config::kBlockN
+                                                         : 1;
+
+// What the items of one sequence have in common.
+struct DecodeSequence {
+  int first_unit;  // the unit of the first key that any row sees
+  int units;       // of an item; at least 1, for rows without keys have a result too
+  int row_tiles;   // items of a key/value head; 0 without rows
+};
+
+template <class Config, class Params>
+__device__ __forceinline__ DecodeSequence SequenceAt(const Problem& problem, const Params& params) {
+  if (problem.seqlen_q <= 0) return {0, 1, 0};
+  const BlockRange range =
+      Config::Mask::NBlocks(problem, 0, problem.seqlen_q, kUnitKeys<Config>, params);
+  const i64 units = range.end - range.begin;
+  return {static_cast<int>(range.begin), static_cast<int>(Max(units, 1)),
+          static_cast<int>(CeilDiv(problem.seqlen_q * Config::kGroup, Config::kBlockM))};
+}
+
+// Units of all items of sequence b. The host has seen to it that their sum fits an int.
+template <class Config, class Params>
+__device__ __forceinline__ int UnitsOfSequence(i64 b, const Params& params) {
+  const DecodeSequence sequence = SequenceAt<Config>(MakeProblem<Config>(b, 0, params), params);
+  return sequence.units * sequence.row_tiles * static_cast<int>(params.core.heads_kv);
+}
+
+template <class Config>
+inline constexpr bool kSequencesAreAlike = kIsSame<typename Config::Lengths, LengthsUniform>;
+
+// Units of the sequences before `end`. All lanes of a warp call it.
+template <class Config, class Params>
+__device__ __forceinline__ int UnitsBefore(int end, const Params& params) {
+  if constexpr (kSequencesAreAlike<Config>) {
+    return end * UnitsOfSequence<Config>(0, params);
+  } else {
+    int sum = 0;
+    for (int b = static_cast<int>(threadIdx.x % 32); b < end; b += 32) {
+      sum += UnitsOfSequence<Config>(b, params);
+    }
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      sum += __shfl_xor_sync(kAllLanes, sum, distance);
+    }
+    return sum;
+  }
+}
+
+// The sequence that `unit`, which is below the total, belongs to, and the units before it.
+struct SequencePlace {
+  int b;
+  int units_before;
+};
+template <class Config, class Params>
+__device__ __forceinline__ SequencePlace FindSequence(int unit, const Params& params) {
+  if constexpr (kSequencesAreAlike<Config>) {
+    const int units = UnitsOfSequence<Config>(0, params);
+    return {unit / units, unit / units * units};
+  } else {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const int batch = static_cast<int>(Batch<Config>(params));
+    int before = 0;
+    for (int first = 0;; first += 32) {
+      int sum = first + lane < batch ? UnitsOfSequence<Config>(first + lane, params) : 0;
+#pragma unroll
+      for (int distance = 1; distance < 32; distance *= 2) {
+        const int below = __shfl_sync(kAllLanes, sum, lane - distance);
+        if (lane >= distance) sum += below;
+      }
+      // Lanes whose sequence ends at or before the unit.
+      const u32 passed = __ballot_sync(kAllLanes, before + sum <= unit);
+      if (passed != kAllLanes) {
+        const int index = __popc(passed);
+        const int sum_before = __shfl_sync(kAllLanes, sum, index == 0 ? 0 : index - 1);
+        return {first + index, before + (index == 0 ? 0 : sum_before)};
+      }
+      before += __shfl_sync(kAllLanes, sum, 31);
+    }
+  }
+}
+
+// The line of units cut among blocks.
+struct UnitShares {
+  int blocks;  // that have a share
+  int each;    // units of a share
+  int larger;  // shares with one more, the first ones
+
+  TILEWRIGHT_HOST_DEVICE int Begin(int block) const {
+    return block * each + (block < larger ? block : larger);
+  }
+  // The block that has `unit`.
+  TILEWRIGHT_HOST_DEVICE int BlockOf(int unit) const {
+    const int in_larger = larger * (each + 1);
+    return unit < in_larger ? unit / (each + 1) : larger + (unit - in_larger) / each;
+  }
+};
+
+// `blocks` is how many were launched.
+template <class Config>
+TILEWRIGHT_HOST_DEVICE UnitShares SharesOf(int total, int blocks) {
+  const int sharing = static_cast<int>(Max(1, Min(blocks, total / kMinUnits<Config>)));
+  return {sharing, total / sharing, total % sharing};
+}
+
+// Which packed row of the item, and which query row and head, a row of a warp's fragments is.
+struct PackedRow {
+  i64 i;
+  i64 h;
+  bool inside;
+};
+template <class Config>
+__device__ __forceinline__ PackedRow RowAt(const Problem& problem, i64 first_row, int row) {
+  const i64 packed = first_row + row;
+  return {packed / Config::kGroup, problem.h_kv * Config::kGroup + packed % Config::kGroup,
+          packed < problem.seqlen_q * Config::kGroup};
+}
+
+// One piece of the work: rows from `first_row` on of (sequence, key/value head), keys [kv_begin,
+// kv_end).
+struct Piece {
+  Problem problem;
+  i64 first_row;
+  int kv_begin;
+  int kv_end;
+  int slot;  // of the workspace; -1: the result is complete
+};
+
+// The keys of a piece that any row of its tile sees, and those that all rows see.
+struct alignas(16) KeyBounds {
+  int seen_begin, seen_end, full_begin, full_end;
+};
+template <class Config, class Params>
+__device__ __forceinline__ KeyBounds BoundsOf(const Piece& piece, const Params& params) {
+  const Problem& problem = piece.problem;
+  const i64 rows = problem.seqlen_q * Config::kGroup;
+  const i64 last_row = Min(piece.first_row + Config::kBlockM, rows) - 1;
+  // Both ends of the interval grow with the row.
+  const KeyInterval first =
+      Config::Mask::RowKeys(problem, piece.first_row / Config::kGroup, params);
+  const KeyInterval last = Config::Mask::RowKeys(problem, last_row / Config::kGroup, params);
+  return {static_cast<int>(Max(first.begin, piece.kv_begin)),
+          static_cast<int>(Max(0, Min(last.end, piece.kv_end))),
+          static_cast<int>(Max(last.begin, 0)),
+          static_cast<int>(Max(0, Min(first.end, piece.kv_end)))};
+}
+
+// Units [offset, offset + count) of an item of a sequence.
+template <class Config>
+__device__ __forceinline__ Piece PieceOf(const Problem& problem, const DecodeSequence& sequence,
+                                         int item, int offset, int count, int slot) {
+  Piece piece = {.problem = problem,
+                 .first_row = i64{item % sequence.row_tiles} * Config::kBlockM,
+                 .kv_begin = (sequence.first_unit + offset) * kUnitKeys<Config>,
+                 .kv_end = (sequence.first_unit + offset + count) * kUnitKeys<Config>,
+                 .slot = slot};
+  piece.problem.h_kv = item / sequence.row_tiles;
+  piece.problem.h = piece.problem.h_kv * Config::kGroup;
+  piece.kv_end = static_cast<int>(Min(piece.kv_end, problem.seqlen_kv));
+  return piece;
+}
+
+// The pieces of a block, one after the other:
+//   PieceWalk<Config, Params> walk(params);
+//   for (Piece piece; walk.Next(&piece);) ...
+// With parts (abi::PartsArgs) a block has its share of all units, without it whole items: those
+// from blockIdx.x on, with the stride of the grid.
+template <class Config, class Params>
+class PieceWalk {
+ public:
+  __device__ __forceinline__ explicit PieceWalk(const Params& params) : params_(params) {
+    if (params.parts.parts > 1) {
+      const int total = UnitsBefore<Config>(static_cast<int>(Batch<Config>(params)), params);
+      shares_ = SharesOf<Config>(total, static_cast<int>(params.parts.parts));
+      if (total == 0) shares_.blocks = 0;
+      share_ = static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x);
+    } else {
+      item_ = blockIdx.x;
+    }
+  }
+
+  __device__ __forceinline__ bool Next(Piece* piece) {
+    return params_.parts.parts > 1 ? NextOfShare(piece) : NextItem(piece);
+  }
+
+ private:
+  __device__ __forceinline__ bool NextItem(Piece* piece) {
+    const i64 row_tiles = CeilDiv(SeqlenQ<Config>(params_) * Config::kGroup, Config::kBlockM);
+    const i64 items_of_sequence = params_.core.heads_kv * row_tiles;
+    const i64 items = Batch<Config>(params_) * items_of_sequence;
+    for (; item_ < items; item_ += gridDim.x) {
+      const i64 b = Quotient(item_, items_of_sequence);
+      const Problem problem = MakeProblem<Config>(b, 0, params_);
+      const DecodeSequence sequence = SequenceAt<Config>(problem, params_);
+      const int item = static_cast<int>(item_ - b * items_of_sequence);
+      // Shorter sequences than the longest have fewer items.
+      if (item >= sequence.row_tiles * params_.core.heads_kv) continue;
+      *piece = PieceOf<Config>(problem, sequence, item, 0, sequence.units, -1);
+      item_ += gridDim.x;
+      return true;
+    }
+    return false;
+  }
+
+  __device__ __forceinline__ bool NextOfShare(Piece* piece) {
+    while (true) {
+      if (unit_ == end_) {
+        share_ += static_cast<int>(gridDim.x);
+        if (share_ >= shares_.blocks) return false;
+        unit_ = shares_.Begin(share_);
+        end_ = shares_.Begin(share_ + 1);
+        place_ = FindSequence<Config>(unit_, params_);
+      }
+      const Problem problem = MakeProblem<Config>(place_.b, 0, params_);
+      const DecodeSequence sequence = SequenceAt<Config>(problem, params_);
+      const int units_of_sequence =
+          sequence.units * sequence.row_tiles * static_cast<int>(params_.core.heads_kv);
+      const int local = unit_ - place_.units_before;
+      if (local >= units_of_sequence) {
+        place_ = {place_.b + 1, place_.units_before + units_of_sequence};
+        continue;
+      }
+      const int offset = local % sequence.units;
+      const int left = sequence.units - offset;
+      const int count = Config::kChunk != 0 ? 1 : left < end_ - unit_ ? left : end_ - unit_;
+      int slot = -1;
+      if (count != sequence.units) {
+        const bool first = unit_ == shares_.Begin(share_);
+        slot = Config::kChunk != 0 ? unit_ : 2 * share_ + (first ? 0 : 1);
+      }
+      *piece = PieceOf<Config>(problem, sequence, local / sequence.units, offset, count, slot);
+      unit_ += count;
+      return true;
+    }
+  }
+
+  const Params& params_;
+  i64 item_ = 0;
+  UnitShares shares_ = {0, 0, 0};
+  int share_ = 0;
+  int unit_ = 0, end_ = 0;
+  SequencePlace place_ = {0, 0};
+};
+
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_POLICY_DECODE_WORK_CUH_
