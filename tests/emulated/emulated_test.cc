@@ -3,6 +3,7 @@
 // packs. The results are held against the fp64 reference.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>

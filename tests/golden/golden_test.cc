@@ -64,6 +64,14 @@ constexpr Golden kGoldens[] = {
     {.file = "sm90_cluster_ones_fp16_d64",
      .spec = "fwd fp16 b=2 h=16 s=4096 d=64 window=63,0 alibi",
      .plan = "attn_fwd_sm90 sm_90a m192n96 w16 r16 s2 c3 x2 ones pp own_o smem=123904"},
+    {.file = "decode_paged_fp8_per_token",
+     .spec = "fwd bf16 b=8 h=8/2 s=1/4096 d=128 kv=e4m3 kv_scale=token paged=16 varlen",
+     .plan = "attn_decode sm_90a m16n128 w4 r16 s2 k32 split slots=264 smem=75584 + "
+             "attn_combine sm_90a m1n128 w4 r0 t16 split smem=2064"},
+    {.file = "decode_wide_latent_invariant",
+     .spec = "fwd bf16 b=32 h=128/1 s=1/8192 d=576/512 paged=64 varlen lse batch_invariant",
+     .plan = "attn_decode_wide sm_90a m32n32 w8 r16 s2 k32 ss4 ch16 split slots=132 smem=190480 + "
+             "attn_combine sm_90a m1n32 w4 r0 ch16 t32 split smem=8208"},
     {.file = "sm80_split_sinks",
      .spec = "fwd bf16 b=1 h=2 s=64/8192 d=64 sinks lse",
      .plan = "attn_fwd_sm80 sm_90a m64n64 w4 r16 s2 split slots=396 smem=46080 + "
@@ -80,6 +88,7 @@ constexpr Golden kGoldens[] = {
      .score_gradient = "Accumulate(d_table + h, d_score);\nreturn d_score;\n",
      .plan = "attn_bwd_prep sm_90a m0n0 w4 r0 smem=4 + "
              "attn_bwd_simple sm_90a m16n32 w4 r4 p64 smem=13312"},
+             "attn_combine sm_90a m4n0 w4 r0 split smem=4"},
 };
 
 plan::KernelPlan PlanFor(const AttentionSpec& spec) {

@@ -63,7 +63,7 @@ attn_fwd_sm80__bf16_d64_sinks_lse__m64n64w4s2split(const __grid_constant__ tilew
 
 // ==== the next kernel
 // Emitted by tilewright. Sizes in the line below are placeholders.
-// recreate: tilewright emit 'fwd bf16 b=1 h=1/1 s=1/1 d=64/64 sinks lse' --plan 'attn_combine sm_90a m4n0 w4 r0 smem=4'
+// recreate: tilewright emit 'fwd bf16 b=1 h=1/1 s=1/1 d=64/64 kv=fp32 sinks lse' --plan 'attn_combine sm_90a m4n0 w4 r0 split smem=4'
 #include "family/attn_combine.cuh"
 
 namespace tilewright {
@@ -87,10 +87,12 @@ struct Config {
   // plan
   static constexpr int kWarps = 4;
   static constexpr int kBlockM = 4;
+  static constexpr int kTileRows = 0;
   // policies
   using Lengths = LengthsUniform;
   using Sink = SinkPerHead;
   using Lse = LseStored<false, false>;
+  using PartLse = LsePartNatural;
 };
 static_assert(sizeof(combine::SharedStorage<Config>) == 4,
               "plan and kernel disagree on shared memory");
@@ -98,6 +100,6 @@ static_assert(sizeof(combine::SharedStorage<Config>) == 4,
 }  // namespace tilewright
 
 extern "C" __global__ void __launch_bounds__(128, 1)
-attn_combine__bf16_d64_sinks_lse__m4w4(const __grid_constant__ tilewright::Params params) {
+attn_combine__bf16_kvfp32_d64_sinks_lse__m4w4(const __grid_constant__ tilewright::Params params) {
   tilewright::combine::Run<tilewright::Config>(params);
 }

@@ -29,17 +29,35 @@ TEST(PlannerTest, DecisionIsComplete) {
   EXPECT_EQ(decision.plan.target, "sm_90a");
   EXPECT_EQ(decision.plan.family, Family::kFwdSm90);
   EXPECT_THAT(decision.why, HasSubstr("attn_fwd_sm90"));
-  EXPECT_TRUE(decision.refusals.empty());
+  // The families for few queries, which are asked first.
+  ASSERT_EQ(decision.refusals.size(), 2u);
+  EXPECT_EQ(decision.refusals[0].family, Family::kDecode);
+  EXPECT_THAT(decision.refusals[0].reason, HasSubstr("seqlen_q * group = 16384"));
+  EXPECT_EQ(decision.refusals[1].family, Family::kDecodeWide);
   EXPECT_FALSE(decision.fallback);
+}
+
+TEST(PlannerTest, FewQueriesOverManyKeysAreDecoded) {
+  const Decision decision = BestFor("fwd bf16 b=16 h=40/8 s=1/8192 d=128").value();
+  EXPECT_EQ(decision.plan.family, Family::kDecode);
+  EXPECT_EQ(decision.plan.block_m, 16);
+  ASSERT_EQ(decision.plan.after.size(), 1u);
+  EXPECT_EQ(decision.plan.after[0].tile_rows, 16);
+  EXPECT_EQ(BestFor("fwd bf16 b=16 h=24/1 s=1/8192 d=64").value().plan.block_m, 32);
+  const KernelPlan latent = BestFor("fwd bf16 b=16 h=16/1 s=1/8192 d=576/512").value().plan;
+  EXPECT_EQ(latent.family, Family::kDecodeWide);
+  EXPECT_EQ(latent.shared_stages, 3);
+  EXPECT_EQ(BestFor("fwd bf16 b=16 h=8 s=1/8192 d=128 batch_invariant").value().plan.chunk, 8);
+  // Small problems with as many queries as keys are not.
+  EXPECT_NE(BestFor("fwd bf16 b=4096 h=4 s=49 d=32").value().plan.family, Family::kDecode);
 }
 
 TEST(PlannerTest, TheSimpleFamilyServesWhatTheOthersRefuse) {
   const Decision decision = BestFor("fwd fp32 b=2 h=32/8 s=4096 d=128").value();
   EXPECT_EQ(decision.plan.family, Family::kFwdSimple);
   EXPECT_THAT(decision.why, HasSubstr("NVIDIA H200"));
-  ASSERT_EQ(decision.refusals.size(), 2u);
-  EXPECT_EQ(decision.refusals[0].family, Family::kFwdSm90);
-  EXPECT_EQ(decision.refusals[1].family, Family::kFwdSm80);
+  ASSERT_FALSE(decision.refusals.empty());
+  EXPECT_EQ(decision.refusals.back().family, Family::kFwdSm80);
   EXPECT_TRUE(decision.fallback);
 }
 
