@@ -11,6 +11,7 @@ sampled heads first. Bytes are those of K and V (with their scales), Q and O, ea
 """
 import argparse
 import dataclasses
+import datetime
 import json
 import math
 import pathlib
@@ -91,20 +92,29 @@ def rows():
     uneven = uneven_lengths()
     equal = sum(uneven) // len(uneven)
     result = [
-        Row("decode_b16_kv8192_gqa32_8", 16, lengths=[8192], versus="cudnn", unit="ratio", must=1.0, aim=1.05, **gqa),
-        Row("decode_b64_kv4096_mha", 64, 32, 32, 128, 128, [4096], versus="cudnn", unit="ratio", must=0.95, aim=1.0),
-        Row("decode_b1_kv65536_gqa32_8", 1, lengths=[65536], versus="cudnn", unit="ratio", must=1.1, aim=1.2, **gqa),
-        Row("decode_b1_kv300", 1, lengths=[300], versus="cudnn", unit="ratio", must=1.2, aim=2.0, **gqa),
+        Row("decode_b16_kv8192_gqa32_8", 16, lengths=[8192], versus="cudnn", unit="ratio",
+            must=1.0, aim=1.05, **gqa),
+        Row("decode_b64_kv4096_mha", 64, 32, 32, 128, 128, [4096], versus="cudnn", unit="ratio",
+            must=0.95, aim=1.0),
+        Row("decode_b1_kv65536_gqa32_8", 1, lengths=[65536], versus="cudnn", unit="ratio",
+            must=1.1, aim=1.2, **gqa),
+        Row("decode_b1_kv300", 1, lengths=[300], versus="cudnn", unit="ratio", must=1.2, aim=2.0,
+            **gqa),
         Row("equal_b64_paged16", 64, lengths=[equal], page=16, **gqa),
-        Row("uneven_b64_paged16", 64, lengths=uneven, page=16, versus="equal_b64_paged16", unit="ratio", must=0.9, aim=0.97, **gqa),
+        Row("uneven_b64_paged16", 64, lengths=uneven, page=16, versus="equal_b64_paged16",
+            unit="ratio", must=0.9, aim=0.97, **gqa),
     ]
     for page, must, aim in ((1, 0.6, 0.85), (16, 0.95, 0.99), (64, 0.95, 0.99), (256, 0.95, 0.99)):
-        result.append(Row(f"page{page}_b16_kv8192", 16, lengths=[8192], page=page, versus="decode_b16_kv8192_gqa32_8", unit="ratio", must=must, aim=aim, **gqa))
+        result.append(Row(f"page{page}_b16_kv8192", 16, lengths=[8192], page=page,
+            versus="decode_b16_kv8192_gqa32_8", unit="ratio", must=must, aim=aim, **gqa))
     for group in (1, 3, 5, 7, 8, 16, 24):
-        result.append(Row(f"group{group}_b16_kv16384", 16, 8 * group, 8, 128, 128, [16384], must=4.0, aim=4.25))
+        result.append(Row(f"group{group}_b16_kv16384", 16, 8 * group, 8, 128, 128, [16384],
+            must=4.0, aim=4.25))
     for kind in ("e4m3", "e5m2", "int8"):
         for scale in ("tensor", "head", "token"):
-            result.append(Row(f"{kind}_{scale}_b16_kv8192", 16, lengths=[8192], kv=kind, scale=scale, versus="decode_b16_kv8192_gqa32_8", unit="ratio_tokens", must=1.8, aim=1.95, **gqa))
+            result.append(Row(f"{kind}_{scale}_b16_kv8192", 16, lengths=[8192], kv=kind,
+                scale=scale, versus="decode_b16_kv8192_gqa32_8", unit="ratio_tokens", must=1.8,
+                aim=1.95, **gqa))
     for group in (71, 128):
         for dim in (64, 128):
             r = Row(f"group{group}_d{dim}_b32_kv32768", 32, group, 1, dim, dim, [32768])
@@ -113,7 +123,8 @@ def rows():
             result.append(r)
     for heads in (8, 16, 128):
         for batch, length in ((32, 4096), (128, 4096), (32, 32768)):
-            r = Row(f"latent_h{heads}_b{batch}_kv{length}", batch, heads, 1, 576, 512, [length], page=64, shared=True)
+            r = Row(f"latent_h{heads}_b{batch}_kv{length}", batch, heads, 1, 576, 512, [length],
+                page=64, shared=True)
             if heads == 128:
                 r.unit, r.must, r.aim = "TFLOP/s", 500, 580
             else:
@@ -220,7 +231,12 @@ class Problem:
 
         values = rows(stored)[:, head].double()
         if r.scale:
-            scale = scales if r.scale == "tensor" else scales[head] if r.scale == "head" else rows(scales)[:, head, None]
+            if r.scale == "tensor":
+                scale = scales
+            elif r.scale == "head":
+                scale = scales[head]
+            else:
+                scale = rows(scales)[:, head, None]
             values = values * scale.double()
         return values
 
@@ -311,7 +327,8 @@ def run_row(row, library, rounds):
     torch.cuda.synchronize()
     error, plain = problems[0].error()
     plan = library.explain(attention)
-    outcome = {"name": row.name, "spec": row.spec(), "plan": plan.splitlines()[1].split(None, 1)[1], "error": error, "error_straightforward": plain}
+    outcome = {"name": row.name, "spec": row.spec(), "plan": plan.splitlines()[1].split(None,
+        1)[1], "error": error, "error_straightforward": plain}
     if not error <= 1.5 * plain + 1e-4:
         outcome.update(holds=False, why=f"relative error {error:.2e}, straightforward {plain:.2e}")
         return outcome
@@ -371,11 +388,13 @@ def main(argv):
         try:
             outcome = run_row(row, library, options.rounds)
         except (RuntimeError, compare.TilewrightError) as failure:
-            outcome = {"name": row.name, "spec": row.spec(), "holds": False, "why": str(failure)[:400]}
+            outcome = {"name": row.name, "spec": row.spec(), "holds": False,
+                "why": str(failure)[:400]}
         judge(row, outcome, done)
         done[row.name] = outcome
         outcomes.append(outcome)
-        shown = {k: round(v, 4) if isinstance(v, float) else v for k, v in outcome.items() if k not in ("spec",)}
+        shown = {k: round(v, 4) if isinstance(v, float) else v for k,
+            v in outcome.items() if k not in ("spec",)}
         print(json.dumps(shown), flush=True)
         torch.cuda.empty_cache()
     if options.results:
@@ -384,12 +403,13 @@ def main(argv):
         header = {
             "topic": "decode",
             "commit": compare.commit_hash(options.commit),
-            "date": __import__("datetime").date.today().isoformat(),
+            "date": datetime.date.today().isoformat(),
             "device": torch.cuda.get_device_name(),
             "driver": compare.driver_version(),
             "command": "python3 bench/decode.py " + " ".join(argv),
         }
-        (folder / "decode.json").write_text(json.dumps({**header, "rows": outcomes}, indent=1) + "\n")
+        (folder / "decode.json").write_text(json.dumps({**header, "rows": outcomes},
+            indent=1) + "\n")
     return 0 if all(o.get("holds", True) for o in outcomes) else 1
 
 

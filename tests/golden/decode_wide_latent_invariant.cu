@@ -1,5 +1,5 @@
 // Emitted by tilewright. Sizes in the line below are placeholders.
-// recreate: tilewright emit 'fwd bf16 b=1 h=128/1 s=1/1 d=576/512 varlen paged=64 lse' --plan 'attn_decode_wide sm_90a m32n32 w8 r16 s2 k32 ss4 c16 split smem=190480'
+// recreate: tilewright emit 'fwd bf16 b=1 h=128/1 s=1/1 d=576/512 varlen paged=64 lse' --plan 'attn_decode_wide sm_90a m32n32 w8 r16 s2 k32 ss4 ch16 split smem=190480'
 #include "family/attn_decode_wide.cuh"
 
 namespace tilewright {
@@ -63,7 +63,7 @@ attn_decode_wide__bf16_d576v512_gqa128_varlen_paged64_lse__m32n32w8k32s2or4c16(c
 
 // ==== the next kernel
 // Emitted by tilewright. Sizes in the line below are placeholders.
-// recreate: tilewright emit 'fwd bf16 b=1 h=128/1 s=1/1 d=512/512 kv=fp32 varlen lse' --plan 'attn_combine sm_90a m1n32 w4 r0 c16 t32 split smem=8208'
+// recreate: tilewright emit 'fwd bf16 b=1 h=128/1 s=1/1 d=512/512 kv=fp32 varlen lse' --plan 'attn_combine sm_90a m1n32 w4 r0 ch16 t32 split smem=8208'
 #include "family/attn_combine.cuh"
 
 namespace tilewright {
