@@ -104,21 +104,6 @@ constexpr std::string_view kBwdFeatures[] = {
 };
 constexpr std::string_view kBwdDims[] = {"8", "33", "64", "72", "96", "128", "192/128", "256"};
 
-// attn_decode and attn_decode_wide, with the kernel that merges their parts.
-constexpr std::string_view kDecodeSpecs[] = {
-    "fwd bf16 b=16 h=32/8 s=1/8192 d=128",
-    "fwd fp16 b=16 h=40/8 s=2/8192 d=64 causal lse varlen paged=16 sinks",
-    "fwd bf16 b=16 h=32/8 s=1/8192 d=128 varlen paged=1",
-    "fwd bf16 b=16 h=32/8 s=1/8192 d=128 kv=e4m3 kv_scale=token varlen paged=64",
-    "fwd bf16 b=16 h=32/8 s=1/8192 d=256 kv=e5m2 kv_scale=head",
-    "fwd fp16 b=16 h=24/1 s=1/8192 d=192/128 kv=int8 kv_scale=tensor softcap=30",
-    "fwd bf16 b=4 h=71/1 s=1/8192 d=64 batch_invariant",
-    "fwd bf16 b=16 h=32/8 s=1/8192 d=256 window=4095,0 alibi",
-    "fwd bf16 b=16 h=128/1 s=1/8192 d=576/512 varlen paged=64",
-    "fwd bf16 b=16 h=16/1 s=1/8192 d=576/512 varlen paged=1 lse",
-    "fwd fp16 b=16 h=8/8 s=1/8192 d=512",
-};
-
 struct Case {
   plan::Family family;  // a companion's: that kernel of the plan
   std::string spec;
@@ -216,21 +201,8 @@ void AddBwdCases(std::vector<Case>& cases) {
   }
 }
 
-void AddDecodeCases(std::vector<Case>& cases) {
-  for (std::string_view target : {"sm_80", "sm_89", "sm_90a", "sm_120a"}) {
-    for (std::string_view spec : kDecodeSpecs) {
-      const bool wide = spec.find("512") != std::string_view::npos;
-      cases.push_back({wide ? plan::Family::kDecodeWide : plan::Family::kDecode, std::string(spec),
-                       std::string(target)});
-    }
-  }
-  cases.push_back({plan::Family::kCombine, std::string(kDecodeSpecs[1]), "sm_90a"});
-  cases.push_back({plan::Family::kCombine, std::string(kDecodeSpecs[6]), "sm_90a"});
-}
-
 std::vector<Case> Matrix() {
   std::vector<Case> cases;
-  AddDecodeCases(cases);
   AddSm80Cases(cases);
   AddSm90Cases(cases);
   AddBwdCases(cases);
@@ -276,18 +248,10 @@ absl::StatusOr<Compiled> CompileSpec(const AttentionSpec& spec, std::string_view
   TILEWRIGHT_ASSIGN_OR_RETURN(const arch::ArchTraits traits, arch::FindArchTraits(target));
   TILEWRIGHT_ASSIGN_OR_RETURN(const arch::BoardProfile board,
                               arch::DefaultBoardProfile(traits.target));
-  // The companion of the first family that serves the spec and has one.
-  plan::Family main = family;
-  if (plan::IsCompanion(family)) {
-    const bool backward = spec.operation == Operation::kBackward;
-    const bool decodes =
-        plan::Best(
-            {.spec = spec, .traits = traits, .board = board, .family = plan::Family::kDecode})
-            .ok();
-    main = backward  ? plan::Family::kBwdSm80
-           : decodes ? plan::Family::kDecode
-                     : plan::Family::kFwdSm80;
-  }
+  // The families of these tests whose plans have companions.
+  const bool backward = spec.operation == Operation::kBackward;
+  const plan::Family of_companion = backward ? plan::Family::kBwdSm80 : plan::Family::kFwdSm80;
+  const plan::Family main = plan::IsCompanion(family) ? of_companion : family;
   TILEWRIGHT_ASSIGN_OR_RETURN(
       const plan::Decision decision,
       plan::Best({.spec = spec, .traits = traits, .board = board, .family = main}));

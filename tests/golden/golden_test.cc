@@ -75,7 +75,7 @@ constexpr Golden kGoldens[] = {
     {.file = "sm80_split_sinks",
      .spec = "fwd bf16 b=1 h=2 s=64/8192 d=64 sinks lse",
      .plan = "attn_fwd_sm80 sm_90a m64n64 w4 r16 s2 split slots=396 smem=46080 + "
-             "attn_combine sm_90a m4n0 w4 r0 smem=4"},
+             "attn_combine sm_90a m4n0 w4 r0 split smem=4"},
     {.file = "bwd_sm80_causal",
      .spec = "bwd bf16 b=2 h=16/4 s=4096 d=128 causal",
      .plan = "attn_bwd_prep sm_90a m64n0 w4 r0 smem=4 + "
@@ -88,7 +88,6 @@ constexpr Golden kGoldens[] = {
      .score_gradient = "Accumulate(d_table + h, d_score);\nreturn d_score;\n",
      .plan = "attn_bwd_prep sm_90a m0n0 w4 r0 smem=4 + "
              "attn_bwd_simple sm_90a m16n32 w4 r4 p64 smem=13312"},
-             "attn_combine sm_90a m4n0 w4 r0 split smem=4"},
 };
 
 plan::KernelPlan PlanFor(const AttentionSpec& spec) {
