@@ -10,10 +10,6 @@ namespace tilewright {
 TILEWRIGHT_HOST_DEVICE constexpr i64 CeilDiv(i64 a, i64 b) { return (a + b - 1) / b; }
 TILEWRIGHT_HOST_DEVICE constexpr i64 Min(i64 a, i64 b) { return a < b ? a : b; }
 TILEWRIGHT_HOST_DEVICE constexpr i64 Max(i64 a, i64 b) { return a > b ? a : b; }
-// a / b, in 32 bits where both fit: a 64-bit division takes a GPU hundreds of clocks.
-TILEWRIGHT_HOST_DEVICE constexpr i64 Quotient(i64 a, i64 b) {
-  return (a | b) >> 32 == 0 ? static_cast<i64>(static_cast<u32>(a) / static_cast<u32>(b)) : a / b;
-}
 TILEWRIGHT_HOST_DEVICE constexpr int RoundUp(int a, int multiple) {
   return (a + multiple - 1) / multiple * multiple;
 }
