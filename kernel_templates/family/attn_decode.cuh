@@ -21,7 +21,8 @@
 //           reference is then another one for O than for the sum.
 // Shared    ring of a team [kStages]: k [kStepKeys][kPitchK] bytes, v [kStepKeys][kPitchV];
 //           at the end of a piece there: o [16][kPitchO] fp32 of every warp
-//           pages [kTeams][kStages][kStepKeys], where a step may cross pages
+//           pages [kTeams][kStages + 1][kStepKeys], where a step may cross pages: they are written
+//           before the barrier that ends the step before the last, hence one more
 //           scale, reference, sum [kWarps][16], of a warp's o
 #ifndef TILEWRIGHT_FAMILY_ATTN_DECODE_CUH_
 #define TILEWRIGHT_FAMILY_ATTN_DECODE_CUH_
@@ -105,7 +106,7 @@ struct SharedStorage {
     Stage<Config> ring[Config::kTeams][Config::kStages];
     alignas(16) float o[S::kWarps][16][S::kPitchO];
   };
-  i32 pages[S::kOnePage ? 1 : Config::kTeams][S::kOnePage ? 1 : Config::kStages]
+  i32 pages[S::kOnePage ? 1 : Config::kTeams][S::kOnePage ? 1 : Config::kStages + 1]
            [S::kOnePage ? 1 : S::kStep];
   float scale[S::kWarps][16];
   float reference[S::kWarps][16];
@@ -185,7 +186,7 @@ struct Warp {
   }
   // Where the pages of step n's keys are, when there are several.
   __device__ __forceinline__ i32* PagesOf(int n) const {
-    return S::kOnePage ? nullptr : &shared.pages[team][n % Config::kStages][0];
+    return S::kOnePage ? nullptr : &shared.pages[team][n % (Config::kStages + 1)][0];
   }
 
   // ---- queries

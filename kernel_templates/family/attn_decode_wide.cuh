@@ -14,7 +14,7 @@
 //           ring: k [kStepKeys][kPitchK], v [kStepKeys][kPitchV] of a step; or k alone
 //           weights [kBlockM][kPitchP]
 //           highest, sum [score warps][kBlockM]
-//           pages [stages][kStepKeys], where a step may cross pages
+//           pages [stages + 1][kStepKeys], where a step may cross pages
 #ifndef TILEWRIGHT_FAMILY_ATTN_DECODE_WIDE_CUH_
 #define TILEWRIGHT_FAMILY_ATTN_DECODE_WIDE_CUH_
 
@@ -85,7 +85,7 @@ struct SharedStorage {
   alignas(16) u8 weights[Config::kBlockM][S::kPitchP];
   float highest[S::kScoreWarps][Config::kBlockM];
   float sum[S::kScoreWarps][Config::kBlockM];
-  i32 pages[S::kOnePage ? 1 : kMostStages][S::kOnePage ? 4 : S::kStep];
+  i32 pages[S::kOnePage ? 1 : kMostStages + 1][S::kOnePage ? 4 : S::kStep];
 };
 
 template <class Config, class Params>
@@ -125,15 +125,12 @@ struct Worker {
     return (piece.kv_end - piece.kv_begin + S::kStep - 1) / S::kStep;
   }
   __device__ __forceinline__ int KeyOf(int n) const { return piece.kv_begin + n * S::kStep; }
-  // Stages of the ring, and the one of step n.
+  // Of the ring.
   __device__ __forceinline__ int Stages() const {
     return shares ? Config::kSharedStages : Config::kStages;
   }
-  __device__ __forceinline__ int StageOf(int n) const {
-    return shares ? n % Config::kSharedStages : n % Config::kStages;
-  }
   __device__ __forceinline__ i32* PagesOf(int n) const {
-    return S::kOnePage ? nullptr : &shared.pages[StageOf(n)][0];
+    return S::kOnePage ? nullptr : &shared.pages[n % (SharedStorage<Config>::kMostStages + 1)][0];
   }
   __device__ __forceinline__ typename SharedStorage<Config>::KTile& KTileOf(int n) const {
     return shares ? shared.both[n % Config::kSharedStages] : shared.apart.k[n % Config::kStages];

@@ -124,7 +124,7 @@ int64_t DecodeSmemBytes(const KernelPlan& plan, const AttentionSpec& spec) {
   const int64_t ring = teams * plan.stages * (plan.step * (pitch_k + pitch_v) + scales);
   const int64_t o = int64_t{plan.warps} * 16 * (RoundUp(spec.dim_v, 4) + 4) * 4;
   const bool one_page = spec.page_size == 0 || spec.page_size % plan.step == 0;
-  const int64_t pages = one_page ? 1 : teams * plan.stages * plan.step;
+  const int64_t pages = one_page ? 1 : teams * (plan.stages + 1) * plan.step;
   return RoundUp(std::max(ring, o) + 4 * pages + 3 * int64_t{plan.warps} * 16 * 4, 16);
 }
 
@@ -177,7 +177,7 @@ int64_t DecodeWideSmemBytes(const KernelPlan& plan, const AttentionSpec& spec) {
       plan.step * std::max(plan.stages * (pitch_k + pitch_v), plan.shared_stages * pitch_k);
   const bool one_page = spec.page_size == 0 || spec.page_size % plan.step == 0;
   const int64_t pages =
-      one_page ? 4 : int64_t{std::max(plan.stages, plan.shared_stages)} * plan.step;
+      one_page ? 4 : int64_t{std::max(plan.stages, plan.shared_stages) + 1} * plan.step;
   return RoundUp(plan.block_m * (pitch_k + pitch_p) + ring +
                      2 * int64_t{plan.step / 8} * plan.block_m * 4 + 4 * pages,
                  16);

@@ -1,5 +1,5 @@
 // Emitted by tilewright. Sizes in the line below are placeholders.
-// recreate: tilewright emit 'fwd bf16 b=1 h=4/1 s=1/1 d=128/128 kv=e4m3 kv_scale=token varlen paged=16' --plan 'attn_decode sm_90a m16n128 w4 r16 s2 k32 split smem=77568'
+// recreate: tilewright emit 'fwd bf16 b=1 h=4/1 s=1/1 d=128/128 kv=e4m3 kv_scale=token varlen paged=16' --plan 'attn_decode sm_90a m16n128 w4 r16 s2 k32 split smem=78080'
 #include "family/attn_decode.cuh"
 
 namespace tilewright {
@@ -57,7 +57,7 @@ struct Config {
   using Dropout = DropoutNone;
   using Lse = LseNone;
 };
-static_assert(sizeof(decode::SharedStorage<Config>) == 77568,
+static_assert(sizeof(decode::SharedStorage<Config>) == 78080,
               "plan and kernel disagree on shared memory");
 
 }  // namespace tilewright

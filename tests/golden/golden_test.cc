@@ -66,7 +66,7 @@ constexpr Golden kGoldens[] = {
      .plan = "attn_fwd_sm90 sm_90a m192n96 w16 r16 s2 c3 x2 ones pp own_o smem=123904"},
     {.file = "decode_paged_fp8_per_token",
      .spec = "fwd bf16 b=8 h=8/2 s=1/4096 d=128 kv=e4m3 kv_scale=token paged=16 varlen",
-     .plan = "attn_decode sm_90a m16n128 w4 r16 s2 k32 split slots=264 smem=77568 + "
+     .plan = "attn_decode sm_90a m16n128 w4 r16 s2 k32 split slots=264 smem=78080 + "
              "attn_combine sm_90a m1n128 w4 r0 t16 split smem=2064"},
     {.file = "decode_wide_latent_invariant",
      .spec = "fwd bf16 b=32 h=128/1 s=1/8192 d=576/512 paged=64 varlen lse batch_invariant",
