@@ -86,8 +86,10 @@ def main():
         command = [
             str(options.program.resolve()),
             "--gtest_brief=1",
-            f"--results={part}",
-            f"--commit={options.commit}",
+            "--results",
+            str(part),
+            "--commit",
+            options.commit,
             *options.arguments,
         ]
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)

@@ -18,7 +18,9 @@ part = parts[shard]
 print("a line of shard", shard)
 if part["failed"]:
     print("[  FAILED  ] SomeTest.Fails")
-results = [word.split("=", 1)[1] for word in sys.argv if word.startswith("--results=")][0]
+# As gpu_test reads them: the value is a word of its own.
+results = sys.argv[sys.argv.index("--results") + 1]
+assert sys.argv[sys.argv.index("--commit") + 1] == "abc"
 if part["rows"] is not None:
     json.dump({{"topic": "gpu_tests", "device": "a device", "command": "", "rows": part["rows"]}},
               open(results, "w"))
