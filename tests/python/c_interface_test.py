@@ -30,6 +30,8 @@ STRUCTS = {
     "tw_args": _c.Args,
     "tw_counters": _c.Counters,
     "tw_tune_options": _c.TuneOptions,
+    "tw_merge_spec": _c.MergeSpec,
+    "tw_merge_args": _c.MergeArgs,
 }
 
 
@@ -160,6 +162,8 @@ class CppInterfaceTest(unittest.TestCase):
             ("attention.h", "SnippetScalar", "tw_snippet_scalar"),
             ("runtime.h", "RuntimeCounters", "tw_counters"),
             ("options.h", "TuneOptions", "tw_tune_options"),
+            ("merge.h", "MergeSpec", "tw_merge_spec"),
+            ("merge.h", "MergeArgs", "tw_merge_args"),
         ):
             names = fields_in_cpp(header, cpp)
             self.assertGreater(len(names), 1)

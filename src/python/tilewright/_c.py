@@ -243,6 +243,39 @@ class TuneOptions(ctypes.Structure):
     ]
 
 
+class MergeSpec(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("part_type", c_int32),
+        ("out_type", c_int32),
+        ("heads", c_int64),
+        ("dim_v", c_int64),
+        ("lse", c_int32),
+        ("lse_base", c_int32),
+        ("empty_lse", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class MergeArgs(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("parts", c_int64),
+        ("batch", c_int64),
+        ("seqlen_q", c_int64),
+        ("o_parts", Tensor),
+        ("o_stride_part", c_int64),
+        ("lse_parts", c_void_p),
+        ("lse_stride_part", c_int64),
+        ("lse_stride_batch", c_int64),
+        ("lse_stride_head", c_int64),
+        ("o", Tensor),
+        ("lse", c_void_p),
+        ("lse_out_stride_batch", c_int64),
+        ("lse_out_stride_head", c_int64),
+    ]
+
+
 class TilewrightError(RuntimeError):
     """A call failed. `status` is the number of tilewright_c.h, `log` the compiler's log, if it says more."""
 
@@ -317,6 +350,10 @@ _PROTOTYPES = {
         [c_void_p, c_char_p, POINTER(TuneOptions), c_void_p, POINTER(c_char_p)],
     ),
     "tw_wait_for_tuning": (int, [c_void_p, c_int32, POINTER(c_int32)]),
+    "tw_merge_spec_init": (int, [POINTER(MergeSpec), c_size_t]),
+    "tw_merge_args_init": (int, [POINTER(MergeArgs), c_size_t]),
+    "tw_prepare_merge": (int, [c_void_p, POINTER(MergeSpec), c_void_p, POINTER(c_void_p)]),
+    "tw_merge": (int, [c_void_p, c_void_p, POINTER(MergeArgs), c_void_p]),
     "tw_cancel_compiles": (int, [c_void_p]),
     "tw_flush": (int, [c_void_p]),
 }
