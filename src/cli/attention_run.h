@@ -1,5 +1,5 @@
 // Computes one problem, on the GPU through a Runtime or on the host by the reference, and keeps
-// account of where the time went. Shared by `run` and `verify`.
+// account of where the time went. Shared by `run`, `verify`, `tune` and `bench`.
 #ifndef TILEWRIGHT_CLI_ATTENTION_RUN_H_
 #define TILEWRIGHT_CLI_ATTENTION_RUN_H_
 
@@ -86,6 +86,8 @@ class GpuSession {
   static absl::StatusOr<std::unique_ptr<GpuSession>> Open(const RuntimeOptions& options);
 
   const device::DeviceInfo& device() const { return *current_.device; }
+  const device::DeviceManager::Current& current() const { return current_; }
+  const device::DriverApi& api() const { return manager_->api(); }
   Runtime& runtime() { return *runtime_; }
 
   struct Result {

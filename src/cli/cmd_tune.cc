@@ -158,24 +158,9 @@ int ReportFrom(const TuneCommandOptions& options, const Console& console) {
 
 int Tune(const TuneCommandOptions& options, const Console& console) {
   if (!options.from_records.empty()) return ReportFrom(options, console);
-  absl::StatusOr<std::vector<std::string>> texts = std::vector<std::string>();
-  if (!options.specs.empty()) texts = SplitSpecs(options.specs);
-  if (!texts.ok()) return console.Fail(kCommand, texts.status(), kExitUsage);
-  if (!options.shapes.empty()) {
-    const absl::StatusOr<std::vector<std::string>> more = ReadSpecFile(options.shapes);
-    if (!more.ok()) return console.Fail(kCommand, more.status(), kExitUsage);
-    texts->insert(texts->end(), more->begin(), more->end());
-  }
-  if (texts->empty()) {
-    return console.Fail(kCommand, absl::InvalidArgumentError("no spec; give some, or --shapes"),
-                        kExitUsage);
-  }
-  std::vector<AttentionSpec> specs;
-  for (const std::string& text : *texts) {
-    const absl::StatusOr<AttentionSpec> spec = ReadSpec(text);
-    if (!spec.ok()) return console.Fail(kCommand, spec.status(), kExitUsage);
-    specs.push_back(*spec);
-  }
+  const absl::StatusOr<std::vector<AttentionSpec>> read = ReadSpecs(options.specs, options.shapes);
+  if (!read.ok()) return console.Fail(kCommand, read.status(), kExitUsage);
+  const std::vector<AttentionSpec>& specs = *read;
   const absl::StatusOr<RuntimeOptions> runtime_options = RuntimeOptions::FromEnvironment();
   if (!runtime_options.ok()) return console.Fail(kCommand, runtime_options.status());
   absl::StatusOr<std::unique_ptr<GpuSession>> session = GpuSession::Open(*runtime_options);

@@ -46,6 +46,7 @@ void AddEmitCommand(CLI::App& app, Chosen& chosen);
 void AddCompileCommand(CLI::App& app, Chosen& chosen);
 void AddExplainCommand(CLI::App& app, Chosen& chosen);
 void AddTuneCommand(CLI::App& app, Chosen& chosen);
+void AddBenchCommand(CLI::App& app, Chosen& chosen);
 void AddVerifyCommand(CLI::App& app, Chosen& chosen);
 void AddDoctorCommand(CLI::App& app, Chosen& chosen);
 void AddCacheCommand(CLI::App& app, Chosen& chosen);

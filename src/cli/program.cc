@@ -45,6 +45,7 @@ int RunProgram(const std::vector<std::string>& arguments, std::ostream& out, std
   AddCompileCommand(app, chosen);
   AddExplainCommand(app, chosen);
   AddTuneCommand(app, chosen);
+  AddBenchCommand(app, chosen);
   AddVerifyCommand(app, chosen);
   AddDoctorCommand(app, chosen);
   AddCacheCommand(app, chosen);

@@ -82,6 +82,25 @@ absl::StatusOr<std::vector<std::string>> ReadSpecFile(const std::string& path) {
   return specs;
 }
 
+absl::StatusOr<std::vector<AttentionSpec>> ReadSpecs(absl::Span<const std::string> arguments,
+                                                     const std::string& shapes) {
+  std::vector<std::string> texts;
+  if (!arguments.empty()) {
+    TILEWRIGHT_ASSIGN_OR_RETURN(texts, SplitSpecs(arguments));
+  }
+  if (!shapes.empty()) {
+    TILEWRIGHT_ASSIGN_OR_RETURN(const std::vector<std::string> more, ReadSpecFile(shapes));
+    texts.insert(texts.end(), more.begin(), more.end());
+  }
+  if (texts.empty()) return absl::InvalidArgumentError("no spec; give some, or --shapes");
+  std::vector<AttentionSpec> specs;
+  for (const std::string& text : texts) {
+    TILEWRIGHT_ASSIGN_OR_RETURN(AttentionSpec spec, ReadSpec(text));
+    specs.push_back(std::move(spec));
+  }
+  return specs;
+}
+
 absl::StatusOr<SnippetInputs> ReadSnippetInputs(absl::Span<const std::string> arrays,
                                                 absl::Span<const std::string> scalars) {
   SnippetInputs inputs;

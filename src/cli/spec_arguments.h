@@ -27,6 +27,11 @@ absl::StatusOr<std::string> ReadTextFile(std::string_view path);
 // One spec a line of a file; empty lines and lines that begin with '#' are skipped.
 absl::StatusOr<std::vector<std::string>> ReadSpecFile(const std::string& path);
 
+// The specs of a command line and of a file (none where `shapes` is empty), canonical.
+// InvalidArgument where there is no spec at all, or one that does not parse.
+absl::StatusOr<std::vector<AttentionSpec>> ReadSpecs(absl::Span<const std::string> arguments,
+                                                     const std::string& shapes);
+
 // The arrays and scalars of --array NAME=FILE and --scalar NAME=VALUE.
 struct SnippetInputs {
   std::map<std::string, Array> arrays;

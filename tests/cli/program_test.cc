@@ -130,6 +130,23 @@ TEST_F(ProgramTest, ASnippetOnAGpuIsComparedWithTheSimpleFamily) {
                           HasSubstr("WRONG: differs by inf from the simple family")));
 }
 
+TEST_F(ProgramTest, BenchTimesWhatPrepareGivesAfterACheck) {
+  EXPECT_EQ(Invoke({"bench"}).exit_code, kExitUsage);
+  EXPECT_THAT(Invoke({"bench", "fwd bf16", "h=x"}).err, HasSubstr("h=x"));
+  const std::string shapes = folder_.Write("shapes.txt", "fwd fp32 b=1 h=1 s=8 d=8\n");
+  const std::string command = std::string("TILEWRIGHT_TUNE_POLICY=off LD_LIBRARY_PATH='") +
+                              TILEWRIGHT_RECORDING_LIBCUDA + "' '" + TILEWRIGHT_PROGRAM +
+                              "' bench --ms 0 'fwd bf16 b=1 h=2 s=64 d=64' 'bwd bf16 s=8' " +
+                              "--shapes '" + shapes + "' 2>&1";
+  const auto [text, exit_code] = tilewright::testing::RunCommand(command);
+  EXPECT_EQ(exit_code, kExitProblem) << text;  // for the backward, which has no arguments yet
+  EXPECT_THAT(text, AllOf(HasSubstr("cold L2 cache"), HasSubstr("fwd bf16 b=1 h=2/2 s=64/64"),
+                          HasSubstr("half of 10 launches"), HasSubstr("TFLOP/s"),
+                          HasSubstr("the answer agrees with attn_fwd_simple"),
+                          HasSubstr("tilewright bench: bwd bf16"),
+                          HasSubstr("there is no other family to compare")));
+}
+
 TEST_F(ProgramTest, ASnippetThatDoesNotCompileIsReportedWithItsFileAndLine) {
   const std::string snippet = folder_.Write("broken.cu", "float x = 1;\nreturn score * y;");
   const Outcome outcome =
@@ -171,8 +188,8 @@ TEST_F(ProgramTest, CompileCountsWhatItDid) {
   EXPECT_EQ(warm["compiled"], 0);
   EXPECT_EQ(warm["hits"], 4);
 
-  const Outcome failing =
-      Invoke({"compile", "fwd fp16 b=1 h=2 s=64 d=16", "bwd e4m3 b=1 h=2 s=64 d=16 out=fp16", "--json"});
+  const Outcome failing = Invoke(
+      {"compile", "fwd fp16 b=1 h=2 s=64 d=16", "bwd e4m3 b=1 h=2 s=64 d=16 out=fp16", "--json"});
   EXPECT_EQ(failing.exit_code, kExitProblem);
   EXPECT_EQ(failing.json()["hits"], 1);
   EXPECT_EQ(failing.json()["failed"], 1);

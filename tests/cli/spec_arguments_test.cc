@@ -45,6 +45,19 @@ TEST(SpecArgumentsTest, SpecFilesSkipCommentsAndEmptyLines) {
   EXPECT_EQ(ReadSpecFile("/nowhere/m.txt").status().code(), absl::StatusCode::kNotFound);
 }
 
+TEST(SpecArgumentsTest, SpecsComeFromArgumentsAndAFile) {
+  const TemporaryFolder folder;
+  const std::string path = folder.Write("m.txt", "fwd fp16 b=2\n");
+  const absl::StatusOr<std::vector<AttentionSpec>> specs =
+      ReadSpecs(std::vector<std::string>{"fwd", "bf16", "b=3"}, path);
+  ASSERT_TRUE(specs.ok()) << specs.status();
+  ASSERT_EQ(specs->size(), 2u);
+  EXPECT_EQ((*specs)[0].batch, 3);
+  EXPECT_EQ((*specs)[1].batch, 2);
+  EXPECT_THAT(ReadSpecs({}, "").status().message(), HasSubstr("no spec"));
+  EXPECT_EQ(ReadSpecs({}, "/nowhere/m.txt").status().code(), absl::StatusCode::kNotFound);
+}
+
 TEST(SpecArgumentsTest, InputsOfSnippetsAreDeclaredByTheirFilesAndValues) {
   const TemporaryFolder folder;
   Array table;
