@@ -367,7 +367,8 @@ class IntegrationTest(unittest.TestCase):
         compiled = torch.compile(layer, fullgraph=True)
         for length in (33, 65, 90):  # the second length makes the graph dynamic
             q, k = normal(1, 4, length, 64), normal(1, 2, length, 64, seed=1)
-            torch.testing.assert_close(compiled(q, k, k), layer(q, k, k))
+            # The one without a gradient in sight needs no LSE, and so may have another kernel.
+            torch.testing.assert_close(compiled(q, k, k), layer(q, k, k), atol=1e-2, rtol=1.6e-2)
 
     def test_the_operator_passes_pytorchs_own_check(self):
         q = normal(1, 2, 16, 64)

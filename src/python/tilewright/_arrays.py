@@ -1,7 +1,6 @@
 """Arrays of any library as pointer, type, shape and strides, without a copy: DLPack, and PyTorch's directly."""
 
 import ctypes
-import dataclasses
 import sys
 
 from . import _c
@@ -25,16 +24,18 @@ INT64 = -2
 _TYPES[(0, 64)] = _TYPES[(1, 64)] = INT64
 
 
-@dataclasses.dataclass
 class Array:
-    """`keep` holds the memory alive. Strides are in elements."""
+    """`signature` is what a kernel is chosen by: (type, shape, strides), strides in elements. `keep` holds the memory
+    alive."""
 
-    data: int
-    type: int
-    shape: tuple
-    strides: tuple
-    device: int
-    keep: object
+    __slots__ = ("data", "signature", "device", "keep")
+
+    def __init__(self, data, signature, device, keep):
+        self.data, self.signature, self.device, self.keep = data, signature, device, keep
+
+    type = property(lambda self: self.signature[0])
+    shape = property(lambda self: self.signature[1])
+    strides = property(lambda self: self.signature[2])
 
 
 class _DLTensor(ctypes.Structure):
@@ -88,7 +89,7 @@ def from_dlpack(name, array, stream):
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else _dense_strides(shape)
     # The capsule, while it lives, owns the exported memory.
     return Array(
-        (tensor.data or 0) + tensor.byte_offset, kind, shape, strides, device, (capsule, array)
+        (tensor.data or 0) + tensor.byte_offset, (kind, shape, strides), device, (capsule, array)
     )
 
 
@@ -118,5 +119,5 @@ def from_torch(tensor):
             f"a tensor has elements of {tensor.dtype}: must be one of {', '.join(_c.ELEMENT_NAMES)}"
         )
     return Array(
-        tensor.data_ptr(), kind, tuple(tensor.shape), tensor.stride(), tensor.get_device(), tensor
+        tensor.data_ptr(), (kind, tensor.shape, tensor.stride()), tensor.get_device(), tensor
     )

@@ -56,6 +56,11 @@ class Options:
                 raise _c.InvalidArgumentError(
                     f"{field} = {getattr(self, field)!r}: must be one of {', '.join(values)}"
                 )
+        values = (getattr(self, field.name) for field in dataclasses.fields(self))
+        object.__setattr__(self, "_hash", hash(tuple(values)))
+
+    def __hash__(self):  # asked for on each call
+        return self._hash
 
 
 def typical(length, exact=False):
@@ -125,6 +130,7 @@ class Call:
         self.spec = self._library.new(_c.Spec, self._library.spec_init)
         self.args = self._library.new(_c.Args, self._library.args_init)
         self._kept = []  # what the spec points to
+        self._idle = []  # _Launch objects between launches
         self._sizes(options, arrays)
         self._options(options, arrays)
         self._terms(options, terms)
@@ -344,39 +350,51 @@ class Call:
     def launch(self, arrays, terms, snippet_arrays, stream, workspace, term_gradients=()):
         """`workspace(bytes)` gives the address of scratch memory, which is asked for only when it is
         needed. Backward: `term_gradients` are (index of the term, array) pairs."""
-        args = _c.Args.from_buffer_copy(self.args)
-        args.q.data, args.k.data, args.v.data, args.o.data = (arrays[name].data for name in "qkvo")
+        try:
+            launch = self._idle.pop()
+        except IndexError:
+            launch = _Launch(self.args)
+        words = launch.words
         for name, array in arrays.items():
-            if name in _POINTERS and array is not None:
-                setattr(args, _POINTERS[name], array.data)
+            words[_WORDS[name]] = array.data
         for n, term in enumerate(terms):
-            args.bias[n].data = term.data
-        if "d_q" in arrays:
-            for name in ("d_q", "d_k", "d_v", "d_o"):
-                getattr(args, name).data = arrays[name].data
+            words[_BIAS_WORD + n * _BIAS_WORDS] = term.data
         for n, gradient in term_gradients:
-            args.d_bias[n] = _c.BiasGradient(gradient.data, *gradient.strides)
+            launch.args.d_bias[n] = _c.BiasGradient(gradient.data, *gradient.strides)
         for n, (_, array) in enumerate(snippet_arrays):
-            args.snippet_arrays[n] = array.data
+            words[_SNIPPET_WORD + n] = array.data
         if self.workspace_bytes:
-            args.workspace = workspace(self.workspace_bytes)
-        self.runtime.run(self.prepared, args, stream)
+            words[_WORKSPACE_WORD] = workspace(self.workspace_bytes)
+        self.runtime.run(self.prepared, launch.args, stream)
+        self._idle.append(launch)
 
 
-# Arrays that are passed by their address alone, and the field for it.
-_POINTERS = {
-    name: name
+class _Launch:
+    """The arguments of one launch, also as an array of words of 8 bytes: quicker to write pointers to than ctypes'
+    fields are. A thread takes one for itself; every launch of a Call writes the same words."""
+
+    def __init__(self, args):
+        self.args = _c.Args.from_buffer_copy(args)
+        self.words = (ctypes.c_uint64 * (ctypes.sizeof(_c.Args) // 8)).from_buffer(self.args)
+
+
+def _word(field):
+    """The word that a field begins with; the pointer of a tensor comes first in its struct."""
+    return getattr(_c.Args, field).offset // 8
+
+
+# The words of arrays by name, of the first bias term, the terms' distance, and so on.
+_WORDS = {
+    name: _word(name)
     for name in (
-        "lse cu_seqlens_q cu_seqlens_kv seqused_kv page_table alibi_slopes sinks block_mask q_scale"
-        " k_scale v_scale d_alibi_slopes d_sinks"
+        "q k v o lse cu_seqlens_q cu_seqlens_kv seqused_kv page_table alibi_slopes sinks block_mask q_scale k_scale"
+        " v_scale d_q d_k d_v d_o d_alibi_slopes d_sinks"
     ).split()
 }
-_POINTERS["dropout_seed"] = "dropout_seed_ptr"
-_POINTERS["dropout_offset"] = "dropout_offset_ptr"
-
-
-def _signature(array):
-    return None if array is None else (array.type, array.shape, array.strides)
+_WORDS["dropout_seed"] = _word("dropout_seed_ptr")
+_WORDS["dropout_offset"] = _word("dropout_offset_ptr")
+_BIAS_WORD, _BIAS_WORDS = _word("bias"), ctypes.sizeof(_c.BiasTensor) // 8
+_SNIPPET_WORD, _WORKSPACE_WORD = _word("snippet_arrays"), _word("workspace")
 
 
 _calls = {}
@@ -389,9 +407,10 @@ def find(options, arrays, terms, snippet_arrays, stream, runtime=None):
         id(runtime),
         arrays["q"].device,
         options,
-        tuple((name, _signature(array)) for name, array in arrays.items()),
-        tuple(_signature(term) for term in terms),
-        tuple((name, array.type) for name, array in snippet_arrays),
+        tuple(arrays),
+        tuple([array.signature for array in arrays.values()]),
+        tuple([term.signature for term in terms]),
+        tuple([(name, array.type) for name, array in snippet_arrays]),
     )
     call = _calls.get(key)
     if call is None:

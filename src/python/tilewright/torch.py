@@ -117,23 +117,37 @@ def _new_outputs(q, v, layout, lse, out_dtype):
     return o, q.new_empty(shape, dtype=torch.float32) if lse else None
 
 
+# PyTorch's own generated code asks for the stream's handle by this name; where it is absent, in more steps.
+_raw_stream = getattr(
+    torch._C,
+    "_cuda_getCurrentRawStream",
+    lambda index: torch.cuda.current_stream(index).cuda_stream,
+)
+
+
 def _launch(options, tensors, terms, term_gradients=()):
-    arrays = {
-        name: _arrays.from_torch(tensor) for name, tensor in tensors.items() if tensor is not None
-    }
+    """On the device and the current stream of q. `tensors`: by name, all there."""
+    index = tensors["q"].get_device()
+    if index != torch.cuda.current_device():
+        with torch.cuda.device(index):
+            return _launch(options, tensors, terms, term_gradients)
+    arrays = {name: _arrays.from_torch(tensor) for name, tensor in tensors.items()}
     term_arrays = [_arrays.from_torch(term) for term in terms]
-    q = tensors["q"]
     scratch = []
 
     def workspace(size):
-        scratch.append(torch.empty(size, dtype=torch.uint8, device=q.device))
+        scratch.append(torch.empty(size, dtype=torch.uint8, device=tensors["q"].device))
         return scratch[0].data_ptr()
 
-    with torch.cuda.device(q.device):
-        stream = torch.cuda.current_stream(q.device).cuda_stream
-        call = _call.find(options, arrays, term_arrays, (), stream)
-        gradients = [(n, _arrays.from_torch(tensor)) for n, tensor in term_gradients]
-        call.launch(arrays, term_arrays, (), stream, workspace, gradients)
+    stream = _raw_stream(index)
+    call = _call.find(options, arrays, term_arrays, (), stream)
+    gradients = [(n, _arrays.from_torch(tensor)) for n, tensor in term_gradients]
+    call.launch(arrays, term_arrays, (), stream, workspace, gradients)
+
+
+def _given(optional):
+    """The optional tensors that are there, by name."""
+    return {name: tensor for name, tensor in zip(_OPTIONAL, optional) if tensor is not None}
 
 
 def _compute(q, k, v, terms, *rest):
@@ -141,7 +155,9 @@ def _compute(q, k, v, terms, *rest):
     optional, settings = rest[: len(_OPTIONAL)], rest[len(_OPTIONAL) :]
     *settings, lse, out_dtype = settings
     o, lse_out = _new_outputs(q, v, settings[0], lse, out_dtype)
-    tensors = {"q": q, "k": k, "v": v, "o": o, "lse": lse_out, **dict(zip(_OPTIONAL, optional))}
+    tensors = {"q": q, "k": k, "v": v, "o": o, **_given(optional)}
+    if lse:
+        tensors["lse"] = lse_out
     _launch(_options(*settings, lse), tensors, terms)
     return o, lse_out
 
@@ -194,7 +210,7 @@ def _backward_cuda(d_o, q, k, v, o, lse, terms, *rest):
     outputs = _new_gradients(q, k, v, terms, slopes, sinks, *wanted)
     d_q, d_k, d_v, d_terms, d_slopes, d_sinks = outputs
     term_gradients, alibi_wanted, sinks_wanted = wanted
-    tensors = {"q": q, "k": k, "v": v, "o": o, "lse": lse, **optional}
+    tensors = {"q": q, "k": k, "v": v, "o": o, "lse": lse, **_given(optional.values())}
     tensors.update(d_q=d_q, d_k=d_k, d_v=d_v, d_o=d_o if d_o.stride(-1) == 1 else d_o.contiguous())
     if alibi_wanted:
         tensors["d_alibi_slopes"] = d_slopes
@@ -342,7 +358,7 @@ def attention(
     Returns O, or with lse=True (O, LSE). Raises tilewright.InvalidArgumentError, which names the field, and the
     other errors of tilewright.attention.
     """
-    unknown = set(optional) - set(_OPTIONAL)
+    unknown = optional.keys() - _OPTIONAL
     if unknown:
         raise TypeError(f"attention() has no argument {', '.join(sorted(unknown))}")
     if dropout and optional.get("dropout_seed") is None:
@@ -357,7 +373,7 @@ def attention(
         k,
         v,
         list(terms),
-        *(optional.get(name) for name in _OPTIONAL),
+        *map(optional.get, _OPTIONAL),
         layout,
         causal,
         align == "top_left",
