@@ -121,11 +121,18 @@ tidy: configure
 	@cmake --preset release $(configure_flags) -DCMAKE_EXPORT_COMPILE_COMMANDS=ON > /dev/null
 	@git ls-files 'src/*.cc' 'cache/*.cc' | xargs -P $(JOBS) -n 4 clang-tidy -p $(release) --quiet
 
+# The parts of README.md that end in <!-- end -->.
+readme_parts := word-table env-table demo-run h200-run clients-table
+
 readme: configure
 	@cmake --build $(release) --target tilewright --parallel $(JOBS)
-	@for table in word env; do \
-	  $(program) doctor --$$table-table > build/$$table-table.md; \
-	  sed -i -e "/<!-- $$table-table -->/,/<!-- end -->/{/<!-- $$table-table -->/{p;r build/$$table-table.md" -e "};/<!-- end -->/p;d}" README.md; \
+	@for table in word env; do $(program) doctor --$$table-table > build/$$table-table.md; done
+	@fence='```'; \
+	{ echo "$$fence"; echo '$$ make demo'; $(MAKE) -s demo | sed -n '/^One attention/,$$p'; echo "$$fence"; } > build/demo-run.md; \
+	{ echo "$$fence"; cat bench/results/h200/readme_run.txt; echo "$$fence"; } > build/h200-run.md
+	@python3 bench/clients.py --table bench/results/h200/clients.json > build/clients-table.md
+	@for part in $(readme_parts); do \
+	  sed -i -e "/<!-- $$part -->/,/<!-- end -->/{/<!-- $$part -->/{p;r build/$$part.md" -e "};/<!-- end -->/p;d}" README.md; \
 	done
 
 docs:

@@ -313,6 +313,24 @@ def run_model(name, implementations, rounds, decode):
     return rows
 
 
+def table(results):
+    """Results as a table in Markdown: milliseconds of each implementation, why where it has none."""
+    lines = [
+        f"{results['device']}, driver {results['driver']}, {results['date']}, commit {results['commit'][:12]}; milliseconds,"
+        " of the whole model's forward pass (`prefill`) or of a generated token (`decode`):",
+        "",
+        "| model | " + " | ".join(IMPLEMENTATIONS) + " |",
+        "|---" * (len(IMPLEMENTATIONS) + 1) + "|",
+    ]
+    for row in results["rows"]:
+        cells = []
+        for name in IMPLEMENTATIONS:
+            ms = row.get("value") if name == "tilewright" else row.get("peers", {}).get(name, {}).get("ms")
+            cells.append("–" if ms is None else f"{ms:.1f}")
+        lines.append(f"| {row['name'].replace('_', ' ')} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def main(argv):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=list(MODELS))
@@ -324,7 +342,13 @@ def main(argv):
         "--results", help="folder to write DEVICE/clients.json into; rows of other models stay"
     )
     parser.add_argument("--commit", default="unknown", help="of the tree that is measured")
+    parser.add_argument(
+        "--table", type=pathlib.Path, help="print a file of results as a table, and stop"
+    )
     arguments = parser.parse_args(argv)
+    if arguments.table:
+        print(table(json.loads(arguments.table.read_text())), end="")
+        return 0
     import torch
 
     import tilewright

@@ -1,94 +1,22 @@
 """Applications that embed Tilewright, built against an installed tree and run on the recording driver.
 
-    embedding_test.py --build DIR --source DIR [--cuda-include DIR] [--driver FOLDER] [--whole] [unittest arguments]
-
---driver is a folder with a libcuda.so.1 to link and run with. --whole also builds Tilewright as a part of another
-project, which takes as long as the library takes to compile.
+installed_tree.py has the command line. --whole also builds Tilewright as a part of another project.
 """
 
-import argparse
 import os
-import pathlib
 import re
 import shutil
-import subprocess
 import sys
-import tempfile
-import unittest
 
-HERE = pathlib.Path(__file__).resolve().parent
+sys.dont_write_bytecode = True
+
+import installed_tree  # noqa: E402
+from installed_tree import HERE, run  # noqa: E402
+
 MAX_STRIPPED_BYTES = 6 << 20
 
 
-def run(command, **options):
-    """Output of a command that must succeed."""
-    result = subprocess.run(
-        [str(word) for word in command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        **options,
-    )
-    if result.returncode != 0:
-        raise AssertionError(f"{command} gave {result.returncode}:\n{result.stdout}")
-    return result.stdout
-
-
-class EmbeddingTest(unittest.TestCase):
-    options = None  # the command line
-
-    @classmethod
-    def setUpClass(cls):
-        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="tilewright_embedding_"))
-        cls.addClassCleanup(shutil.rmtree, cls.folder)
-        cls.prefix = cls.folder / "prefix"
-        for component in ("runtime", "development", "program"):
-            run(
-                [
-                    "cmake",
-                    "--install",
-                    cls.options.build,
-                    "--prefix",
-                    cls.prefix,
-                    "--component",
-                    component,
-                ]
-            )
-        (cls.library,) = cls.prefix.glob("**/libtilewright.so.[0-9]*.[0-9]*.[0-9]*")
-        cls.driver = cls.options.driver / "libcuda.so.1"
-
-    def configure(self, project, *definitions):
-        binary = self.folder / self.id().rpartition(".")[2]
-        run(
-            [
-                "cmake",
-                "-S",
-                HERE / project,
-                "-B",
-                binary,
-                "-G",
-                "Ninja",
-                f"-DCMAKE_PREFIX_PATH={self.prefix}",
-            ]
-            + [
-                f"-DCUDA_INCLUDE_DIR={self.options.cuda_include}",
-                f"-DCUDA_DRIVER_LIBRARY={self.driver}",
-            ]
-            + [f"-D{definition}" for definition in definitions]
-        )
-        return binary
-
-    def run_application(self, application):
-        """The program's output on the recording driver."""
-        environment = dict(os.environ, TILEWRIGHT_CACHE_DIR=str(self.folder / "store"))
-        environment["LD_LIBRARY_PATH"] = f"{self.options.driver}:{self.library.parent}"
-        return run([application], env=environment)
-
-    def check_output(self, output):
-        self.assertRegex(output, r"launch attn_\w+ \d+ \d+\n")
-        self.assertRegex(output, r"plan +attn_")
-        self.assertIn("fwd fp32 b=2 h=8/8 s=1000/1000 d=72/72 causal", output)
-
+class EmbeddingTest(installed_tree.InstalledTreeTest):
     def test_cpp_with_find_package(self):
         binary = self.configure("cpp")
         run(["cmake", "--build", binary])
@@ -106,22 +34,6 @@ class EmbeddingTest(unittest.TestCase):
         run(["cmake", "--build", binary])
         self.check_output(self.run_application(binary / "application"))
         self.assertNotIn("absl", run(["readelf", "-d", binary / "application"]))
-
-    def test_the_readme_shows_these_programs(self):
-        readme = (self.options.source / "README.md").read_text()
-        for name, language in (
-            ("cpp/main.cc", "cpp"),
-            ("c/main.c", "c"),
-            ("python/five_lines.py", "python"),
-        ):
-            text = (HERE / name).read_text()
-            shown = re.search(
-                rf"<!-- {pathlib.Path(name).name} -->\n```{language}\n(.*?)```", readme, re.DOTALL
-            )
-            self.assertEqual(shown and shown[1], text, name)
-            self.assertLessEqual(
-                text.count("\n"), {"cpp": 30, "c": 40, "python": 5}[language], name
-            )
 
     def test_pkg_config(self):
         if shutil.which("pkg-config") is None:
@@ -228,14 +140,5 @@ class EmbeddingTest(unittest.TestCase):
         self.assertIn("bin/tilewright", contents["tilewright"])
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    for folder in ("--build", "--source", "--cuda-include", "--driver"):
-        parser.add_argument(folder, type=lambda text: pathlib.Path(text).resolve(), required=True)
-    parser.add_argument("--whole", action="store_true")
-    EmbeddingTest.options, rest = parser.parse_known_args()
-    unittest.main(argv=sys.argv[:1] + rest)
-
-
 if __name__ == "__main__":
-    main()
+    installed_tree.main(__doc__.split("\n")[0])
