@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
 """Result files of compare.py as one self-contained HTML page: no script, no other file, no network.
 
-    report.py bench/results/h200/forward.json [MORE.json...] --html page.html
+    report.py bench/results/h200/forward.json [MORE.json...] --html page.html [--picture page.png]
 
 For each row a bar for Tilewright and for each peer that gave a right answer, the ratio to the best peer, the share of
-the limit (measured matrix and memory speed of the same run) and the latency of the first call.
+the limit (measured matrix and memory speed of the same run) and the latency of the first call. --picture has a headless
+Chromium draw it.
 """
 
 import argparse
 import html
 import json
 import pathlib
+import shutil
+import subprocess
 import sys
+import tempfile
 
 STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 68rem; padding: 0 1rem; color: #1d2733; }
@@ -134,13 +138,53 @@ def page(all_results):
     )
 
 
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+PICTURE_WIDTH, HEAD_HEIGHT, LEAST_ROW_HEIGHT = 1120, 240, 78  # pixels
+
+
+def find_browser():
+    """A Chromium on the path, or None."""
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+def browse(browser, page_path, *options):
+    """Standard output of a headless browser that opens a page."""
+    with tempfile.TemporaryDirectory() as profile:
+        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+        command += [f"--user-data-dir={profile}", *options, pathlib.Path(page_path).resolve().as_uri()]
+        return subprocess.run(command, capture_output=True, check=True, timeout=120).stdout.decode()
+
+
+def draw(page_path, picture_path, all_results):
+    """A picture of the page of these results, about as high as it is."""
+    browser = find_browser()
+    if browser is None:
+        raise FileNotFoundError(f"no browser for --picture: none of {', '.join(BROWSERS)} is on the path")
+    height = HEAD_HEIGHT * len(all_results)
+    for row in (row for results in all_results for row in results["rows"]):
+        bars = len(row.get("peers", {})) + 1
+        height += max(LEAST_ROW_HEIGHT, bars * (BAR + GAP) + 20)
+    picture = pathlib.Path(picture_path).resolve()
+    browse(browser, page_path, f"--window-size={PICTURE_WIDTH},{height}", f"--screenshot={picture}")
+
+
 def main(argv):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("results", nargs="+", type=pathlib.Path)
     parser.add_argument("--html", type=pathlib.Path, required=True)
+    parser.add_argument("--picture", type=pathlib.Path, help="draw the page into this PNG file")
+    parser.add_argument("--rows", nargs="+", help="only the rows of these names, in this order")
     arguments = parser.parse_args(argv)
-    arguments.html.write_text(page([json.loads(path.read_text()) for path in arguments.results]))
+    all_results = [json.loads(path.read_text()) for path in arguments.results]
+    if arguments.rows:
+        for results in all_results:
+            named = {row["name"]: row for row in results["rows"]}
+            results["rows"] = [named[name] for name in arguments.rows if name in named]
+    arguments.html.write_text(page(all_results))
     print(f"wrote {arguments.html}")
+    if arguments.picture:
+        draw(arguments.html, arguments.picture, all_results)
+        print(f"wrote {arguments.picture}")
     return 0
 
 

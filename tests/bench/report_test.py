@@ -4,6 +4,7 @@ import html.parser
 import importlib.util
 import json
 import pathlib
+import re
 import sys
 import tempfile
 import unittest
@@ -115,6 +116,55 @@ class ReportTest(unittest.TestCase):
                 report.main([str(path / "results.json"), "--html", str(path / "page.html")]), 0
             )
             self.assertEqual((path / "page.html").read_text(), self.page)
+
+    def test_rows_are_chosen_by_name(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder)
+            (path / "results.json").write_text(json.dumps(RESULTS))
+            arguments = [str(path / "results.json"), "--html", str(path / "page.html")]
+            self.assertEqual(report.main([*arguments, "--rows", "siglip", "nowhere"]), 0)
+            page = (path / "page.html").read_text()
+        self.assertIn("siglip", page)
+        self.assertNotIn("d128", page)
+
+
+# Run in the page once it is laid out; the browser prints the title with the rest.
+PROBE = """<script>document.title = JSON.stringify({
+  overflow: document.documentElement.scrollWidth > window.innerWidth,
+  rows: document.querySelectorAll("table tr").length,
+  bars: [...document.querySelectorAll("rect")].map(bar => Math.round(bar.getBoundingClientRect().width)),
+  color: getComputedStyle(document.querySelector("rect.ours")).fill})</script>"""
+
+
+@unittest.skipIf(report.find_browser() is None, "no Chromium on the path")
+class BrowserTest(unittest.TestCase):
+    """The page in a real browser, without a window."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def test_the_page_is_laid_out(self):
+        path = self.folder / "page.html"
+        path.write_text(report.page([RESULTS]) + PROBE)
+        dom = report.browse(report.find_browser(), path, "--window-size=1120,800", "--dump-dom")
+        seen = json.loads(re.search("<title>(.*?)</title>", dom)[1])
+        self.assertFalse(seen["overflow"])
+        self.assertEqual(seen["rows"], 4)
+        self.assertEqual(seen["bars"], [150, 120, 94, 250, 300])
+        self.assertEqual(seen["color"], "rgb(36, 99, 235)")
+
+    def test_a_picture_is_drawn(self):
+        path = self.folder / "results.json"
+        path.write_text(json.dumps(RESULTS))
+        picture = self.folder / "page.png"
+        arguments = [str(path), "--html", str(self.folder / "page.html"), "--picture", str(picture)]
+        self.assertEqual(report.main(arguments), 0)
+        data = picture.read_bytes()
+        self.assertEqual(data[:8], b"\x89PNG\r\n\x1a\n")
+        self.assertEqual(int.from_bytes(data[16:20], "big"), report.PICTURE_WIDTH)
+        self.assertGreater(len(data), 10_000)  # a blank one has a tenth of that
 
 
 if __name__ == "__main__":

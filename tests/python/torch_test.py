@@ -9,6 +9,7 @@ import math
 import os
 import pathlib
 import sys
+import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -414,6 +415,41 @@ class IntegrationTest(unittest.TestCase):
         error = (o.transpose(1, 2).double() - expected).norm() / expected.norm()
         self.assertLess(error.item(), 6e-3)
 
+    def test_a_cuda_graph_holds_forward_and_backward(self):
+        q, k = normal(2, 128, 4, 64).requires_grad_(), normal(2, 128, 4, 64, seed=1).requires_grad_()
+
+        def step():
+            tw.attention(q, k, k, causal=True).float().square().mean().backward()
+            return q.grad, k.grad
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step()
+        torch.cuda.current_stream().wait_stream(side)
+        q.grad = k.grad = None
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = step()
+        with torch.no_grad():
+            q.copy_(normal(2, 128, 4, 64, seed=9))
+        graph.replay()
+        replayed = [gradient.clone() for gradient in captured]
+        q.grad = k.grad = None
+        for got, expected in zip(replayed, step()):
+            torch.testing.assert_close(got, expected, atol=1e-6, rtol=2e-2)
+
+    def test_torch_compile_makes_cuda_graphs(self):
+        q, k = normal(1, 4, 96, 64), normal(1, 2, 96, 64, seed=1)
+
+        def layer(q, k):
+            return tw.attention(q, k, k, layout="bhsd", causal=True)
+
+        compiled = torch.compile(layer, mode="reduce-overhead")
+        for _ in range(3):  # warm-up, capture, replay
+            o = compiled(q, k).clone()
+        self.assertLess((o.double() - exact(q, k, k, causal=True)[0]).abs().max().item(), 2e-2)
+
     def test_the_current_stream_is_used(self):
         q = normal(1, 2048, 8, 64)
         side = torch.cuda.Stream()
@@ -477,23 +513,50 @@ class ModelTest(unittest.TestCase):
     def setUp(self):
         tw.register()
 
-    def logits(self, config, implementation, **inputs):
+    def outputs(self, config, implementation, **inputs):
+        """Logits, or of a tower the last hidden state."""
         torch.manual_seed(0)
-        model = (
-            transformers.AutoModelForCausalLM.from_config(
-                config, attn_implementation=implementation, dtype=torch.float32
-            )
-            .cuda()
-            .eval()
-        )
+        kind = transformers.AutoModelForCausalLM
+        if isinstance(config, transformers.SiglipVisionConfig):
+            kind = transformers.SiglipVisionModel
+        make = getattr(kind, "from_config", kind._from_config)
+        model = make(config, attn_implementation=implementation, dtype=torch.float32).cuda().eval()
         with torch.no_grad():
-            return model(**inputs).logits
+            output = model(**inputs)
+        return output.logits if hasattr(output, "logits") else output.last_hidden_state
 
     def check(self, config, **inputs):
-        expected = self.logits(config, "eager", **inputs)
-        got = self.logits(config, "tilewright", **inputs)
-        keep = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
-        torch.testing.assert_close(got[keep], expected[keep], atol=2e-4, rtol=2e-3)
+        expected = self.outputs(config, "eager", **inputs)
+        got = self.outputs(config, "tilewright", **inputs)
+        if "attention_mask" in inputs:
+            keep = inputs["attention_mask"].bool()
+            got, expected = got[keep], expected[keep]
+        torch.testing.assert_close(got, expected, atol=2e-4, rtol=2e-3)
+
+    def test_a_vision_tower(self):
+        config = transformers.SiglipVisionConfig(
+            hidden_size=144,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            image_size=64,
+            patch_size=8,
+        )
+        self.check(config, pixel_values=torch.randn(2, 3, 64, 64, device="cuda"))
+
+    def test_the_lines_of_the_readme_run(self):
+        with tempfile.TemporaryDirectory() as folder:
+            config = next(self.configs())
+            transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+            names = {
+                "tilewright": tilewright,
+                "AutoModelForCausalLM": transformers.AutoModelForCausalLM,
+                "NAME": folder,
+            }
+            self.addCleanup(tw.unregister)
+            exec((ROOT / "tests/embedding/python/register.py").read_text(), names)
+        self.assertEqual(names["model"].config._attn_implementation, "tilewright")
+        self.assertIs(functional.scaled_dot_product_attention, tw.scaled_dot_product_attention)
 
     def configs(self):
         small = dict(
@@ -507,6 +570,7 @@ class ModelTest(unittest.TestCase):
             max_position_embeddings=256,
         )
         yield transformers.Qwen2Config(**small)
+        yield transformers.PhiConfig(**small | {"num_key_value_heads": 4}, partial_rotary_factor=0.5)
         yield transformers.Gemma2Config(
             **small, sliding_window=20, attn_logit_softcapping=5.0, query_pre_attn_scalar=32
         )
