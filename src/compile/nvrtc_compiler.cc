@@ -3,15 +3,18 @@
 #include <nvrtc.h>
 #include <pthread.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <charconv>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/cord.h"
@@ -145,6 +148,54 @@ class Program {
   nvrtcProgram program_ = nullptr;
 };
 
+// Compiles that are inside NVRTC on threads of their own. At the end of a process NVRTC's
+// destructors run, and one that goes on under them crashes; those that were left alone must be over
+// by then too. Of types without destructors, for threads that outlive ours.
+class CompilesAtExit {
+ public:
+  // While there is one, the process does not end.
+  class Scope {
+   public:
+    Scope() { ++running_; }
+    ~Scope() { --running_; }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+  };
+
+  static absl::Status Check() {
+    if (!ending_) return absl::OkStatus();
+    return absl::CancelledError("the process is ending: nothing is compiled any more");
+  }
+
+  // Has the end of the process (or of this library) wait for compiles before anything that was
+  // registered up to now is destroyed. NVRTC registers more while it first works: so once it is
+  // loaded, once it has compiled, and whenever a compile is left alone.
+  static void Arm() {
+    constexpr int kMost = 24;  // glibc keeps a list
+    if (armed_.fetch_add(1) < kMost) {
+      pid_ = getpid();
+      std::atexit(&Await);
+    }
+  }
+
+ private:
+  static void Await() {
+    // Longer than any stretch in which NVRTC does not ask whether it shall stop.
+    constexpr std::chrono::seconds kMost{10};
+    if (getpid() != pid_) return;  // the threads are the parent's
+    ending_ = true;
+    const auto last_moment = std::chrono::steady_clock::now() + kMost;
+    while (running_ > 0 && std::chrono::steady_clock::now() < last_moment) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+  static inline std::atomic<int> running_ = 0;
+  static inline std::atomic<bool> ending_ = false;
+  static inline std::atomic<int> armed_ = 0;
+  static inline std::atomic<pid_t> pid_ = 0;
+};
+
 // One compile and everything that it reads: a caller that gives up leaves it to its thread.
 struct Job {
   std::shared_ptr<const void> api_owner;
@@ -180,7 +231,7 @@ struct Job {
     if (!job->stop && job->control != nullptr && !CheckControl(*job->control, "").ok()) {
       job->stop = true;
     }
-    return job->stop ? 1 : 0;
+    return job->stop || !CompilesAtExit::Check().ok() ? 1 : 0;
   }
 
   void Compile() {
@@ -192,9 +243,15 @@ struct Job {
   }
 };
 
+struct JobOnThread {
+  CompilesAtExit::Scope
+      scope;  // released last: the job may be the only one left that holds NVRTC's program
+  std::shared_ptr<Job> job;
+};
+
 void* CompileOnThread(void* argument) {
-  const std::unique_ptr<std::shared_ptr<Job>> job(static_cast<std::shared_ptr<Job>*>(argument));
-  (*job)->Compile();
+  const std::unique_ptr<JobOnThread> on_thread(static_cast<JobOnThread*>(argument));
+  on_thread->job->Compile();
   return nullptr;
 }
 
@@ -202,7 +259,8 @@ void* CompileOnThread(void* argument) {
 bool StartThread(const std::shared_ptr<Job>& job, pthread_t* thread) {
   pthread_attr_t attributes;
   if (pthread_attr_init(&attributes) != 0) return false;
-  auto argument = std::make_unique<std::shared_ptr<Job>>(job);
+  auto argument = std::make_unique<JobOnThread>();
+  argument->job = job;
   // The program's signal handlers run on the program's own threads, but for faults of this one.
   sigset_t blocked;
   sigset_t before;
@@ -227,6 +285,7 @@ absl::StatusOr<nvrtcResult> Run(const std::shared_ptr<Job>& job, const CompileCo
     job->control = &control;
     job->Compile();
     TILEWRIGHT_RETURN_IF_ERROR(CheckControl(control, what));
+    TILEWRIGHT_RETURN_IF_ERROR(CompilesAtExit::Check());
     MutexLock lock(&job->mutex);
     return job->result;
   }
@@ -255,8 +314,10 @@ absl::StatusOr<nvrtcResult> Run(const std::shared_ptr<Job>& job, const CompileCo
     pthread_join(thread, nullptr);
   } else {
     pthread_detach(thread);
+    CompilesAtExit::Arm();
   }
   if (!ended.ok()) return ended;
+  TILEWRIGHT_RETURN_IF_ERROR(CompilesAtExit::Check());
   return result;
 }
 
@@ -379,6 +440,7 @@ absl::StatusOr<std::shared_ptr<const NvrtcCompiler::Impl::Loaded>> NvrtcCompiler
   TILEWRIGHT_ASSIGN_OR_RETURN(candidate->files, Files());
   TILEWRIGHT_ASSIGN_OR_RETURN(candidate->api, OpenNvrtc(candidate->files, fingerprints));
   is_loaded = true;
+  CompilesAtExit::Arm();
   TILEWRIGHT_RETURN_IF_ERROR(Probe(candidate, control));
   loaded = std::move(candidate);
   return loaded;
@@ -386,6 +448,8 @@ absl::StatusOr<std::shared_ptr<const NvrtcCompiler::Impl::Loaded>> NvrtcCompiler
 
 absl::Status NvrtcCompiler::Impl::Probe(const std::shared_ptr<Loaded>& owner,
                                         const CompileControl& control) {
+  const CompilesAtExit::Scope scope;
+  TILEWRIGHT_RETURN_IF_ERROR(CompilesAtExit::Check());
   Loaded& loaded = *owner;
   const NvrtcApi& api = loaded.api;
   int major = 0;
@@ -458,6 +522,7 @@ absl::StatusOr<std::vector<int>> NvrtcCompiler::SupportedArchs() const {
 
 absl::StatusOr<artifact::KernelBinary> NvrtcCompiler::Compile(const CompileRequest& request,
                                                               const CompileControl& control) const {
+  const CompilesAtExit::Scope scope;
   TILEWRIGHT_ASSIGN_OR_RETURN(const auto loaded, impl_->Load(control));
   const NvrtcApi& api = loaded->api;
   const std::string compiler = absl::StrCat("nvrtc ", loaded->version);
@@ -484,10 +549,13 @@ absl::StatusOr<artifact::KernelBinary> NvrtcCompiler::Compile(const CompileReque
   }
 
   const auto start = std::chrono::steady_clock::now();
+  TILEWRIGHT_RETURN_IF_ERROR(CompilesAtExit::Check());
   TILEWRIGHT_RETURN_IF_ERROR(Job::CreateProgram(*job, api));
   TILEWRIGHT_ASSIGN_OR_RETURN(
       const nvrtcResult result,
       Run(job, control, absl::StrCat(request.source.entry_name, " for ", request.target)));
+  static std::atomic<bool> first = true;
+  if (first.exchange(false)) CompilesAtExit::Arm();
   const Program& program = *job->program;
   TILEWRIGHT_ASSIGN_OR_RETURN(const std::string log, program.Log());
   if (result != NVRTC_SUCCESS) {

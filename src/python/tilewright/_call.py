@@ -1,5 +1,6 @@
 """From arrays and options to a prepared operation and its arguments."""
 
+import atexit
 import ctypes
 import dataclasses
 
@@ -398,6 +399,7 @@ _SNIPPET_WORD, _WORKSPACE_WORD = _word("snippet_arrays"), _word("workspace")
 
 
 _calls = {}
+atexit.register(_calls.clear)  # they hold runtimes
 
 
 def find(options, arrays, terms, snippet_arrays, stream, runtime=None):

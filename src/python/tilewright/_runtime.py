@@ -1,5 +1,6 @@
 """Runtimes and prepared operations: the handles of the C interface as objects."""
 
+import atexit
 import ctypes
 import json
 import os
@@ -163,3 +164,5 @@ def set_default_runtime(runtime):
 
 # The driver does not survive a fork; a child makes its own runtime.
 os.register_at_fork(after_in_child=lambda: set_default_runtime(None))
+# While the interpreter, and the contexts of other libraries, are still whole.
+atexit.register(set_default_runtime, None)

@@ -1,6 +1,6 @@
 // Uses libtilewright.so, opened at run time, and ends in the way that is asked for:
 //
-//   exit_program LIBRARY NVRTC CACHE_DIR dlclose|exit|thread|late|fork
+//   exit_program LIBRARY NVRTC CACHE_DIR dlclose|exit|thread|late|fork|compiling
 //
 // Silent, with exit status 0, where all goes well.
 #include <dlfcn.h>
@@ -10,6 +10,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <string>
 #include <thread>
 
 #include "tilewright/tilewright_c.h"
@@ -60,6 +62,17 @@ void Destroy() {
   library.attention_destroy(attention);
 }
 
+// Ends while another thread is in the compiler, which goes on until it is told to stop.
+void ExitWhileCompiling(const std::string& snippet) {
+  std::ofstream(snippet) << "return j <= i;  // ask:WAIT";
+  std::thread([spec = std::string(kSpec) + " mask=@" + snippet] {
+    tw_attention* never = nullptr;
+    library.prepare_text(runtime, spec.c_str(), nullptr, &never);
+  }).detach();
+  usleep(300'000);  // by now it is in the compiler
+  std::exit(0);
+}
+
 int ForkAndUse() {
   const pid_t child = fork();
   if (child == 0) {
@@ -103,6 +116,7 @@ int main(int argc, char** argv) {
     return Complain("prepare", library.last_error());
   }
   if (std::strcmp(way, "exit") == 0 || std::strcmp(way, "late") == 0) std::exit(0);
+  if (std::strcmp(way, "compiling") == 0) ExitWhileCompiling(std::string(argv[3]) + ".mask");
   if (std::strcmp(way, "thread") == 0) {
     std::thread([] { std::exit(0); }).join();
   }

@@ -1,6 +1,7 @@
 // Stands in for an NVRTC 13.90 that compiles at once to the header of a cubin, or does what a word
 // of the source or its headers asks for: ask:ABORT, ask:BUS_ERROR, ask:HANG (deaf to cancelling),
-// ask:WAIT (until it is cancelled), ask:SLOW (for 200 ms).
+// ask:WAIT (until it is cancelled, and 50 ms more), ask:SLOW (for 200 ms). As the real one it
+// cannot go on once its destructors have run.
 #include <elf.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -18,6 +19,14 @@ struct Program {
   int (*callback)(void*, void*) = nullptr;
   void* payload = nullptr;
 };
+
+bool gone = false;
+struct Destroyed {
+  ~Destroyed() {
+    gone = true;
+    usleep(100'000);  // time for a compile that goes on to notice
+  }
+} destroyed;
 
 constexpr int kSuccess = 0;
 constexpr int kCancelled = 16;
@@ -110,7 +119,12 @@ int nvrtcCompileProgram(void* opaque, int, const char* const*) {
   while (asks("HANG")) usleep(1000);
   if (asks("SLOW")) usleep(200'000);
   while (asks("WAIT")) {
-    if (program.callback(program.payload, nullptr) != 0) return kCancelled;
+    if (gone) std::abort();
+    if (program.callback(program.payload, nullptr) != 0) {
+      usleep(50'000);
+      if (gone) std::abort();
+      return kCancelled;
+    }
     usleep(1000);
   }
   return kSuccess;
