@@ -209,9 +209,9 @@ struct FakeFunctions {
     FAKE_ENTER(cuLibraryUnload);
     if (fake->libraries_.erase(library) == 0) return CUDA_ERROR_INVALID_HANDLE;
     std::erase_if(fake->kernels_, [&](const auto& k) { return k.second.library == library; });
-    std::erase_if(fake->functions_, [&](const auto& f) {
-      return fake->kernels_.find(f.second) == fake->kernels_.end();
-    });
+    const auto& kernels = fake->kernels_;  // clang's analysis does not see the lock in a lambda
+    std::erase_if(fake->functions_,
+                  [&](const auto& f) { return kernels.find(f.second) == kernels.end(); });
     return CUDA_SUCCESS;
   }
   static CUresult LibraryGetKernel(CUkernel* kernel, CUlibrary library, const char* name) {

@@ -84,7 +84,7 @@ void CheckWindows() {
       const Problem problem = DenseProblem(seqlen_q, seqlen_kv);
       const i64 off = kAlign == Align::kBottomRight ? seqlen_kv - seqlen_q : 0;
       ASSERT_NO_FATAL_FAILURE((CheckAllTiles<MaskChain<MaskCausal<kAlign>>>(
-          problem, {}, [off](i64 i, i64 j) { return j <= i + off; }, true)));
+          problem, {}, [=](i64 i, i64 j) { return j <= i + off; }, true)));
       for (i64 left : kSides) {
         for (i64 right : kSides) {
           SCOPED_TRACE(testing::Message() << "window " << left << "," << right);
