@@ -332,6 +332,22 @@ absl::StatusOr<TuneOptions> FromC(const tw_tune_options* options) {
   result.hot = c.hot != 0;
   result.lengths_q.assign(c.lengths_q, c.lengths_q + c.num_lengths_q);
   result.lengths_kv.assign(c.lengths_kv, c.lengths_kv + c.num_lengths_kv);
+  if (c.progress != nullptr) {
+    result.progress = [observer = c.progress,
+                       user = c.progress_user](const TuneProgress& progress) {
+      tw_tune_progress now = {};
+      now.size = sizeof(now);
+      now.candidates = progress.candidates;
+      now.settled = progress.settled;
+      now.rounds = progress.rounds;
+      now.done = progress.done ? 1 : 0;
+      now.elapsed_ms = progress.elapsed_ms;
+      now.budget_ms = progress.budget_ms;
+      now.best_relative = progress.best_relative;
+      now.best = progress.best.c_str();
+      observer(user, &now);
+    };
+  }
   return result;
 }
 

@@ -29,6 +29,7 @@ STRUCTS = {
     "tw_bias_gradient": _c.BiasGradient,
     "tw_args": _c.Args,
     "tw_counters": _c.Counters,
+    "tw_tune_progress": _c.TuneProgress,
     "tw_tune_options": _c.TuneOptions,
     "tw_merge_spec": _c.MergeSpec,
     "tw_merge_args": _c.MergeArgs,
@@ -162,6 +163,7 @@ class CppInterfaceTest(unittest.TestCase):
             ("attention.h", "SnippetScalar", "tw_snippet_scalar"),
             ("runtime.h", "RuntimeCounters", "tw_counters"),
             ("options.h", "TuneOptions", "tw_tune_options"),
+            ("options.h", "TuneProgress", "tw_tune_progress"),
             ("merge.h", "MergeSpec", "tw_merge_spec"),
             ("merge.h", "MergeArgs", "tw_merge_args"),
         ):

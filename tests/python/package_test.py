@@ -332,6 +332,16 @@ class RuntimeTest(unittest.TestCase):
         with self.assertRaisesRegex(tilewright.InvalidArgumentError, "causl"):
             tilewright.default_runtime().prepare("fwd bf16 causl")
 
+    def test_tuning_gives_a_record_and_tells_how_far_it_is(self):
+        seen = []
+        record = tilewright.default_runtime().tune(
+            "fwd fp32 b=1 h=1 s=20 d=8", max_candidates=2, force=True, progress=seen.append
+        )
+        self.assertIn("winner", record)
+        self.assertTrue(seen[-1]["done"])
+        self.assertEqual(seen[-1]["candidates"], seen[-1]["settled"])
+        self.assertIn(b"attn_fwd_simple", seen[-1]["best"])
+
     def test_frozen_runtimes_compile_nothing(self):
         with tempfile.TemporaryDirectory() as empty:
             runtime = tilewright.Runtime(cache_dir=empty, tune_policy="frozen")

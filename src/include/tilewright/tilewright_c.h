@@ -377,7 +377,23 @@ TW_API tw_status tw_attention_once(tw_runtime* runtime, const tw_spec* spec, con
 TW_API tw_status tw_workspace_bytes(const tw_attention* attention, const tw_args* args,
                                     size_t* bytes);
 
-/* As TuneOptions and TuneResult (tilewright/options.h), without the progress. */
+/* How far a measurement is, as TuneProgress (tilewright/options.h). */
+typedef struct tw_tune_progress {
+  size_t size;
+  int32_t candidates; /* that will be tried */
+  int32_t settled;    /* compiled and checked, or out */
+  int32_t rounds;     /* timed so far */
+  int32_t done;
+  double elapsed_ms;
+  double budget_ms;     /* 0: no limit */
+  double best_relative; /* the time of the plan that is ahead over the default's */
+  const char* best;     /* that plan, in words, valid during the call; "" before any was timed */
+} tw_tune_progress;
+
+/* Called by the thread that measures; must not call back into the runtime. */
+typedef void (*tw_tune_observer)(void* user, const tw_tune_progress* progress);
+
+/* As TuneOptions (tilewright/options.h). */
 typedef struct tw_tune_options {
   size_t size;
   int32_t budget_ms;      /* 0: no limit */
@@ -388,6 +404,8 @@ typedef struct tw_tune_options {
   size_t num_lengths_q;
   const int64_t* lengths_kv;
   size_t num_lengths_kv;
+  tw_tune_observer progress; /* null: none */
+  void* progress_user;       /* handed to progress */
 } tw_tune_options;
 
 TW_API tw_status tw_tune_options_init(tw_tune_options* options, size_t size);
@@ -464,7 +482,8 @@ TW_API tw_status tw_cancel_compiles(tw_runtime* runtime);
 /* Waits (at most a second) until entries being written to the store are on disk. */
 TW_API tw_status tw_flush(tw_runtime* runtime);
 
-/* ---- merging parts ---------------------------------------------------------------------------- */
+/* ---- merging parts ----------------------------------------------------------------------------
+ */
 
 /* tilewright/merge.h says what the fields mean. */
 typedef struct tw_merge_spec {

@@ -229,6 +229,16 @@ class Counters(ctypes.Structure):
     ]
 
 
+class TuneProgress(ctypes.Structure):
+    _fields_ = [("size", c_size_t)]
+    _fields_ += [(name, c_int32) for name in ("candidates", "settled", "rounds", "done")]
+    _fields_ += [(name, c_double) for name in ("elapsed_ms", "budget_ms", "best_relative")]
+    _fields_ += [("best", c_char_p)]
+
+
+TuneObserver = ctypes.CFUNCTYPE(None, c_void_p, POINTER(TuneProgress))
+
+
 class TuneOptions(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -240,6 +250,8 @@ class TuneOptions(ctypes.Structure):
         ("num_lengths_q", c_size_t),
         ("lengths_kv", POINTER(c_int64)),
         ("num_lengths_kv", c_size_t),
+        ("progress", TuneObserver),
+        ("progress_user", c_void_p),
     ]
 
 

@@ -89,11 +89,20 @@ class Runtime:
         self._library.runtime_counters(self.handle, ctypes.byref(values))
         return {name: getattr(values, name) for name, _ in _c.Counters._fields_[1:]}
 
-    def tune(self, spec, *, budget_ms=0, max_candidates=0, force=False, stream=0):
+    def tune(
+        self, spec, *, budget_ms=0, max_candidates=0, force=False, progress=None, stream=0
+    ):
         """Measures the candidates of a spec in words on the current device and keeps the result in the store; later
-        calls of prepare take it. Returns the tuning record as a dict."""
+        calls of prepare take it. Returns the tuning record as a dict. `progress` is called now and then with the fields
+        of TuneProgress (tilewright/options.h) as a dict."""
         how = self._library.new(_c.TuneOptions, self._library.tune_options_init)
         how.budget_ms, how.max_candidates, how.force = budget_ms, max_candidates, bool(force)
+        if progress is not None:
+            how.progress = _c.TuneObserver(
+                lambda user, now: progress(
+                    {name: getattr(now.contents, name) for name, _ in _c.TuneProgress._fields_[1:]}
+                )
+            )
         record = ctypes.c_char_p()
         self._library.tune_text(
             self.handle, spec.encode(), ctypes.byref(how), stream or None, ctypes.byref(record)
