@@ -188,6 +188,7 @@ class AttentionCheck:
 def measure_prefill(torch, model, inputs, names, rounds):
     """Median milliseconds of a forward pass, for each implementation."""
     times = {name: [] for name in names}
+    model.set_attn_implementation(names[-1])
     start = time.monotonic()
     while time.monotonic() - start < HEAT_SECONDS:
         result_of(model, inputs)

@@ -516,10 +516,9 @@ class ModelTest(unittest.TestCase):
     def outputs(self, config, implementation, **inputs):
         """Logits, or of a tower the last hidden state."""
         torch.manual_seed(0)
-        kind = transformers.AutoModelForCausalLM
+        make = transformers.AutoModelForCausalLM.from_config
         if isinstance(config, transformers.SiglipVisionConfig):
-            kind = transformers.SiglipVisionModel
-        make = getattr(kind, "from_config", kind._from_config)
+            make = transformers.SiglipVisionModel._from_config
         model = make(config, attn_implementation=implementation, dtype=torch.float32).cuda().eval()
         with torch.no_grad():
             output = model(**inputs)

@@ -358,7 +358,7 @@ def attention(
     Returns O, or with lse=True (O, LSE). Raises tilewright.InvalidArgumentError, which names the field, and the
     other errors of tilewright.attention.
     """
-    unknown = optional.keys() - _OPTIONAL
+    unknown = [name for name in optional if name not in _OPTIONAL]
     if unknown:
         raise TypeError(f"attention() has no argument {', '.join(sorted(unknown))}")
     if dropout and optional.get("dropout_seed") is None:
@@ -373,7 +373,7 @@ def attention(
         k,
         v,
         list(terms),
-        *map(optional.get, _OPTIONAL),
+        *[optional.get(name) for name in _OPTIONAL],
         layout,
         causal,
         align == "top_left",
