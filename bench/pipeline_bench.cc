@@ -33,6 +33,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/elapsed.h"
 #include "base/status_macros.h"
 #include "bench/result_file.h"
 #include "compile/nvrtc_compiler.h"
@@ -51,10 +52,6 @@ using Clock = std::chrono::steady_clock;
 constexpr double kColdLimitMs = 600;
 constexpr double kWarmLimitMs = 3;
 constexpr double kRunLimitUs = 1;
-
-double MillisecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
 
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());

@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/elapsed.h"
 #include "base/status_macros.h"
 #include "bench/result_file.h"
 #include "compile/nvrtc_compiler.h"
@@ -53,10 +54,6 @@ constexpr double kBackgroundLimitMs = 1000;
 constexpr double kBackgroundCompiles = 1.2;
 constexpr double kFirstRunLimitMs = 4000;
 constexpr double kWarmLimitMs = 30;
-
-double MsSince(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
 
 double Median(std::vector<double> values) {
   if (values.empty()) return 0;
@@ -99,13 +96,13 @@ absl::StatusOr<Json> FirstCall(const std::string& policy, const std::string& cac
   TILEWRIGHT_ASSIGN_OR_RETURN(const std::unique_ptr<Runtime> runtime,
                               Runtime::Create(OptionsFor(cache_dir, chosen)));
   TILEWRIGHT_ASSIGN_OR_RETURN(PreparedAttention attention, runtime->Prepare(spec, stream.get()));
-  const double prepare_ms = MsSince(start);
+  const double prepare_ms = MillisecondsSince(start);
   TILEWRIGHT_RETURN_IF_ERROR(runtime->Run(attention, problem.args(), stream.get()));
   TILEWRIGHT_RETURN_IF_ERROR(stream.Synchronize());
-  const double first_ms = MsSince(start);
+  const double first_ms = MillisecondsSince(start);
   const RuntimeCounters after = runtime->counters();
   const bool idle = runtime->WaitForTuning(60'000);
-  const double idle_ms = MsSince(start);
+  const double idle_ms = MillisecondsSince(start);
   TILEWRIGHT_RETURN_IF_ERROR(runtime->Run(attention, problem.args(), stream.get()));
   TILEWRIGHT_RETURN_IF_ERROR(stream.Synchronize());
   TILEWRIGHT_ASSIGN_OR_RETURN(const size_t free_after, device::FreeDeviceMemory(devices->api()));

@@ -4,11 +4,13 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/elapsed.h"
 #include "base/text.h"
 #include "cache/entry_format.h"
 #include "cache/eviction.h"
@@ -36,31 +38,6 @@ constexpr char kTotalsName[] = "totals";
 constexpr int64_t kMaxTotalsBytes = 64 * 1024;
 // Whoever holds the lock only rewrites a small file.
 constexpr int kTotalsLockMs = 200;
-
-std::string ShardOf(const Digest& digest) { return digest.ToHex().substr(0, 2); }
-
-double MillisecondsSince(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
-      .count();
-}
-
-absl::Status StatusOf(const Fault& fault) {
-  switch (fault.kind) {
-    case Fault::kNone:
-      return absl::OkStatus();
-    case Fault::kAbsent:
-      return absl::NotFoundError(fault.text);
-    case Fault::kForeign:
-      return absl::PermissionDeniedError(fault.text);
-    case Fault::kIo:
-      break;
-  }
-  if (fault.error == ENOSPC || fault.error == EDQUOT) {
-    return absl::ResourceExhaustedError(fault.text);
-  }
-  if (fault.error == EACCES || fault.error == EPERM) return absl::PermissionDeniedError(fault.text);
-  return absl::UnavailableError(fault.text);
-}
 
 // Why an entry did not serve. In ascending order of what is worth telling.
 struct Miss {
@@ -101,6 +78,7 @@ struct DiskStore::Impl {
   Fault WriteTemporary(FileSystem::Handle temporaries, const std::string& bytes, bool sync,
                        std::string* name);
   Fault CheckFreeSpace(FileSystem::Handle handle);
+  Fault ReadTotals(Totals* totals);
   bool Holds(FileSystem::Handle shard, const std::string& name, const std::string& bytes);
   int64_t PausedFor();
   void PauseAfter(const Fault& fault);
@@ -570,22 +548,36 @@ std::unique_ptr<ArtifactStore::KeyLock> DiskStore::Lock(const Digest& digest, in
 
 // ---- totals ---------------------------------------------------------------------------------
 
-Totals DiskStore::ReadTotals() {
-  Impl& impl = *impl_;
+// No fault where there are none yet, or what there is cannot be the sums: they begin anew.
+Fault DiskStore::Impl::ReadTotals(Totals* totals) {
+  totals->clear();
   ScopedHandle version;
+  if (const Fault fault = directory.Open({"v1"}, /*create=*/false, &version); !fault.ok()) {
+    return fault.error == ENOENT ? Fault{} : fault;
+  }
   FileSystem::Handle handle = FileSystem::kInvalid;
-  if (!impl.directory.Open({"v1"}, /*create=*/false, &version).ok() ||
-      impl.fs.OpenFile(version.get(), kTotalsName, &handle) != 0) {
-    return {};
+  if (const int error = fs.OpenFile(version.get(), kTotalsName, &handle); error != 0) {
+    const Fault fault = FaultOf(error, "open totals");
+    return error == ENOENT || fault.kind == Fault::kForeign ? Fault{} : fault;
   }
-  ScopedHandle file(&impl.fs, handle);
+  const ScopedHandle file(&fs, handle);
   FileInfo info;
-  std::string text;
-  if (!impl.directory.CheckFile(handle, &info).ok() || info.size > kMaxTotalsBytes ||
-      ReadExactly(impl.fs, handle, static_cast<size_t>(info.size), &text) != 0) {
-    return {};
+  if (const Fault fault = directory.CheckFile(handle, &info); !fault.ok()) {
+    return fault.kind == Fault::kForeign ? Fault{} : fault;
   }
-  return ParseTotals(text).value_or(Totals{});
+  if (info.size > kMaxTotalsBytes) return {};
+  std::string text;
+  if (const int error = ReadExactly(fs, handle, static_cast<size_t>(info.size), &text);
+      error != 0) {
+    return FaultOf(error, "read totals");
+  }
+  *totals = ParseTotals(text).value_or(Totals{});
+  return {};
+}
+
+Totals DiskStore::ReadTotals() {
+  Totals totals;
+  return impl_->ReadTotals(&totals).ok() ? totals : Totals{};
 }
 
 void DiskStore::AddToTotals(const Totals& more) {
@@ -593,13 +585,15 @@ void DiskStore::AddToTotals(const Totals& more) {
   if (!impl.writable() || more.empty()) return;
   const std::unique_ptr<KeyLock> lock = impl.locks->Lock(Sha256(kTotalsName), kTotalsLockMs);
   if (lock == nullptr) return;
-  Totals sum = ReadTotals();
+  Totals sum;
+  // What cannot be read now may be there tomorrow: better to lose these counts than all before.
+  if (!impl.ReadTotals(&sum).ok()) return;
   Accumulate(more, &sum);
   ScopedHandle version;
   ScopedHandle temporaries;
   std::string temporary;
   // Not synced: a process must not wait for the disk at its end for the sake of statistics. What a
-  // power cut leaves does not parse, and the sums begin anew.
+  // power cut leaves does not parse, or has fewer lines, and those sums begin anew.
   if (!impl.directory.Open({"v1"}, /*create=*/true, &version).ok() ||
       !impl.directory.Open({"v1", "tmp"}, /*create=*/true, &temporaries).ok() ||
       !impl.WriteTemporary(temporaries.get(), SerializeTotals(sum), /*sync=*/false, &temporary)
@@ -615,10 +609,13 @@ void DiskStore::AddToTotals(const Totals& more) {
 
 int64_t DiskStore::Impl::SweepLeftovers(bool dry_run, bool all) {
   const int64_t now = fs.NowNs();
-  return Sweep(directory, "tmp", dry_run,
-               [&](const FileInfo& info) { return all || now - info.mtime_ns > kHourNs; }) +
-         Sweep(directory, "bad", dry_run,
-               [&](const FileInfo& info) { return all || now - info.ctime_ns > kBadLifeNs; });
+  // Stamps of the future too: a clock that was wrong must not keep them for years.
+  return Sweep(
+             directory, "tmp", dry_run,
+             [&](const FileInfo& info) { return all || std::abs(now - info.mtime_ns) > kHourNs; }) +
+         Sweep(directory, "bad", dry_run, [&](const FileInfo& info) {
+           return all || std::abs(now - info.ctime_ns) > kBadLifeNs;
+         });
 }
 
 GcReport DiskStore::Impl::Collect(const EvictionRequest& request) {

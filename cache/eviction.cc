@@ -1,11 +1,17 @@
 #include "cache/eviction.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 namespace tilewright::cache {
 namespace {
+
+// As much as the clocks of hosts that share a store may differ.
+constexpr int64_t kHourNs = int64_t{3600} * 1'000'000'000;
 
 bool IsShardName(const std::string& name) {
   return name.size() == 2 && name.find_first_not_of("0123456789abcdef") == std::string::npos;
@@ -62,14 +68,21 @@ EvictionResult Evict(const StoreDirectory& directory, std::vector<StoredFile> fi
   EvictionResult result;
   for (const StoredFile& file : files) result.bytes += file.info.allocated;
   result.entries = static_cast<int64_t>(files.size());
+  // A stamp of the future was made by a wrong clock, and a use would have renewed it since: it is
+  // the oldest, or it would outlive all that is in use.
+  const int64_t latest = directory.file_system().NowNs() + kHourNs;
+  const auto used_ns = [latest](const StoredFile& file) {
+    return file.info.mtime_ns > latest ? std::numeric_limits<int64_t>::min() : file.info.mtime_ns;
+  };
   // Ties in the order of names, so that two processes that evict at once choose the same files.
-  std::sort(files.begin(), files.end(), [](const StoredFile& a, const StoredFile& b) {
-    return std::tie(a.info.mtime_ns, a.name) < std::tie(b.info.mtime_ns, b.name);
+  std::sort(files.begin(), files.end(), [&](const StoredFile& a, const StoredFile& b) {
+    return std::make_pair(used_ns(a), std::string_view(a.name)) <
+           std::make_pair(used_ns(b), std::string_view(b.name));
   });
   ScopedHandle shard;
   std::string open_shard;
   for (const StoredFile& file : files) {
-    const bool too_old = file.info.mtime_ns < request.unused_since_ns;
+    const bool too_old = used_ns(file) < request.unused_since_ns;
     const bool too_much = request.max_bytes > 0 && result.bytes > request.max_bytes;
     if (!too_old && !too_much) break;
     if (file.name == request.keep) continue;

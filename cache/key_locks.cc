@@ -8,6 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/elapsed.h"
+
 namespace tilewright::cache {
 namespace {
 
@@ -19,10 +21,6 @@ int64_t OffsetOf(const Digest& digest) {
   uint64_t bits = 0;
   for (int i = 0; i < 8; ++i) bits = bits << 8 | digest.bytes[static_cast<size_t>(i)];
   return static_cast<int64_t>(bits >> 2) + 1;
-}
-
-double Milliseconds(std::chrono::steady_clock::duration duration) {
-  return std::chrono::duration<double, std::milli>(duration).count();
 }
 
 }  // namespace
@@ -81,7 +79,7 @@ std::unique_ptr<ArtifactStore::KeyLock> KeyLocks::LockOffset(int64_t offset, int
   if (waited) {
     MutexLock lock(&mutex_);
     ++stats_.waits;
-    stats_.wait_ms += Milliseconds(Clock::now() - start);
+    stats_.wait_ms += MillisecondsSince(start);
     if (attempt == Attempt::kBusy) ++stats_.timeouts;
   }
   if (attempt != Attempt::kLocked) return nullptr;
@@ -133,14 +131,14 @@ int KeyLocks::OpenLockFile() {
     return fault.error != 0 ? fault.error : EPERM;
   }
   if (file_.valid()) {
-    // Whoever cleared the directory removed the name; new processes lock another file then.
+    // Whoever cleared the directory removed the name; new processes lock another file then. An
+    // error tells nothing of the kind, and to open the same file again would drop every lock.
     FileInfo held;
     FileInfo named;
-    if (file_system.Stat(file_.get(), &held) == 0 &&
-        file_system.StatAt(directory.get(), kLockFileName, &named) == 0 &&
-        held.inode == named.inode && held.device == named.device) {
-      return 0;
-    }
+    const int error = file_system.StatAt(directory.get(), kLockFileName, &named);
+    if (error != 0 && error != ENOENT) return 0;
+    if (file_system.Stat(file_.get(), &held) != 0) return 0;
+    if (error == 0 && held.inode == named.inode && held.device == named.device) return 0;
   }
   FileSystem::Handle handle = FileSystem::kInvalid;
   if (const int error = file_system.OpenOrCreateFile(directory.get(), kLockFileName,

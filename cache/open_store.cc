@@ -14,6 +14,7 @@
 #include "cache/layered_store.h"
 #include "cache/memory_store.h"
 #include "cache/pack.h"
+#include "cache/store_directory.h"
 
 namespace tilewright::cache {
 namespace {
@@ -65,9 +66,10 @@ absl::StatusOr<StoreLayer> OpenPack(const std::string& path, absl::Span<const Di
           ": a directory has no digest that could be the pinned one; make a pack file of it "
           "with tilewright cache export"));
     }
-    auto store = DiskStore::Open({.directory = path, .pack = true}, logger);
+    const std::string directory = WithoutLinks(path);
+    auto store = DiskStore::Open({.directory = directory, .pack = true}, logger);
     if (!store.ok()) return store.status();
-    return StoreLayer{path, *std::move(store)};
+    return StoreLayer{directory, *std::move(store)};
   }
   auto store = PackStore::Open(path, pins, logger);
   if (!store.ok()) return store.status();

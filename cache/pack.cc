@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <filesystem>
 #include <optional>
-#include <system_error>
 #include <tuple>
 #include <utility>
 
@@ -197,7 +196,8 @@ absl::StatusOr<PackSummary> WritePack(ArtifactStore& from, std::vector<EntryInfo
   PackSummary summary;
   const std::string header = MakeHeader(packed, &summary);
 
-  const auto [parent, name] = SplitPath(path);
+  const auto [folder, name] = SplitPath(path);
+  const std::string parent = WithoutLinks(folder);
   FileSystem::Handle handle = FileSystem::kInvalid;
   if (const int error = file_system->OpenRoot(parent, &handle); error != 0) {
     return FileError(error, "open", parent);
@@ -247,9 +247,7 @@ absl::StatusOr<std::unique_ptr<PackStore>> PackStore::Open(const std::string& pa
                                                            absl::Span<const Digest> pins,
                                                            const Logger& logger,
                                                            FileSystem* file_system) {
-  std::error_code ignored;
-  std::filesystem::path resolved = std::filesystem::canonical(path, ignored);
-  const auto [parent, name] = SplitPath(ignored ? path : resolved.string());
+  const auto [parent, name] = SplitPath(WithoutLinks(path));
   FileSystem::Handle handle = FileSystem::kInvalid;
   if (const int error = file_system->OpenRoot(parent, &handle); error != 0) {
     return FileError(error, "open", path);

@@ -16,22 +16,7 @@ constexpr absl::string_view kSealLabel = "sha256 ";
 constexpr absl::string_view kSuffix = ".twt";
 constexpr size_t kHexDigits = 64;
 
-std::string ShardOf(const Digest& key) { return key.ToHex().substr(0, 2); }
 std::string NameOf(const Digest& key) { return absl::StrCat(key.ToHex(), kSuffix); }
-
-absl::Status StatusOf(const Fault& fault) {
-  switch (fault.kind) {
-    case Fault::kNone:
-      return absl::OkStatus();
-    case Fault::kAbsent:
-      return absl::NotFoundError("absent");
-    case Fault::kForeign:
-      return absl::PermissionDeniedError(fault.text);
-    case Fault::kIo:
-      return absl::UnavailableError(fault.text);
-  }
-  return absl::UnavailableError(fault.text);
-}
 
 TrustRules RulesOf(const RecordFilesOptions& options) {
   return {.root_may_own = options.pack,

@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -35,6 +37,32 @@ Fault FaultOf(int error, const std::string& what) {
   }
   return fault;
 }
+
+std::string WithoutLinks(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path resolved = std::filesystem::canonical(path, error);
+  return error ? path : resolved.string();
+}
+
+absl::Status StatusOf(const Fault& fault) {
+  switch (fault.kind) {
+    case Fault::kNone:
+      return absl::OkStatus();
+    case Fault::kAbsent:
+      return absl::NotFoundError(fault.text);
+    case Fault::kForeign:
+      return absl::PermissionDeniedError(fault.text);
+    case Fault::kIo:
+      break;
+  }
+  if (fault.error == ENOSPC || fault.error == EDQUOT) {
+    return absl::ResourceExhaustedError(fault.text);
+  }
+  if (fault.error == EACCES || fault.error == EPERM) return absl::PermissionDeniedError(fault.text);
+  return absl::UnavailableError(fault.text);
+}
+
+std::string ShardOf(const Digest& digest) { return digest.ToHex().substr(0, 2); }
 
 Fault StoreDirectory::CheckOwnerAndMode(const FileInfo& info, const std::string& what) const {
   const uint32_t user = geteuid();

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "base/digest.h"
 #include "base/file_system.h"
 
 namespace tilewright::cache {
@@ -36,6 +38,16 @@ struct TrustRules {
 // A fault for an errno value: ENOENT, ESTALE and EBUSY say that another process or host took the
 // file away, ELOOP, ENOTDIR and ENXIO that something else lies in its place.
 Fault FaultOf(int error, const std::string& what);
+
+// NotFound, PermissionDenied, ResourceExhausted (disk full, quota) or Unavailable.
+absl::Status StatusOf(const Fault& fault);
+
+// The directory of a key among its like: the first two of its hex digits.
+std::string ShardOf(const Digest& digest);
+
+// `path` without symbolic links on the way, for places that a person named and whose contents are
+// held to the rules all the same; as it is where it cannot be told.
+std::string WithoutLinks(const std::string& path);
 
 class StoreDirectory {
  public:

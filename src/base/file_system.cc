@@ -9,9 +9,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 
@@ -33,8 +35,11 @@ int ErrorOf(Call call) {
   return Retry(call) == -1 ? errno : 0;
 }
 
+// At most 146 years from 1970, so that the difference of any two fits: a file may bear any stamp.
 int64_t Nanoseconds(const timespec& time) {
-  return static_cast<int64_t>(time.tv_sec) * 1'000'000'000 + time.tv_nsec;
+  constexpr int64_t kMostSeconds = std::numeric_limits<int64_t>::max() / 2 / 1'000'000'000;
+  return std::clamp<int64_t>(time.tv_sec, -kMostSeconds, kMostSeconds) * 1'000'000'000 +
+         time.tv_nsec;
 }
 
 FileInfo ToFileInfo(const struct stat& stat) {

@@ -1,6 +1,9 @@
 #include "base/log.h"
 
+#include <atomic>
+#include <chrono>
 #include <cstdio>
+#include <thread>
 
 #include "absl/container/flat_hash_set.h"
 #include "base/mutex.h"
@@ -53,14 +56,16 @@ void WriteToStderr(LogLevel level, std::string_view text) {
 
 }  // namespace
 
-struct Logger::OnceKeys {
+struct Logger::Shared {
+  std::atomic<int> calls = 0;  // of the sink, under way
+  std::atomic<bool> muted = false;
   Mutex mutex;
   absl::flat_hash_set<std::string> seen ABSL_GUARDED_BY(mutex);
   int64_t suppressed ABSL_GUARDED_BY(mutex) = 0;
 };
 
 Logger::Logger(LogLevel level, LogSink sink)
-    : level_(level), sink_(std::move(sink)), once_(std::make_shared<OnceKeys>()) {
+    : level_(level), sink_(std::move(sink)), shared_(std::make_shared<Shared>()) {
   if (!sink_) sink_ = WriteToStderr;
 }
 
@@ -73,18 +78,27 @@ void Logger::Event(LogLevel level, std::string_view name,
     line.append(field.key).push_back('=');
     AppendValue(field.value, &line);
   }
-  sink_(level, line);
+  // In this order, and the other one in Mute: either this sees `muted` or Mute sees this call.
+  ++shared_->calls;
+  if (!shared_->muted) sink_(level, line);
+  --shared_->calls;
+}
+
+void Logger::Mute() const {
+  shared_->muted = true;
+  while (shared_->calls > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 void Logger::EventOnce(LogLevel level, std::string_view once_key, std::string_view name,
                        std::initializer_list<Field> fields) const {
   if (!enabled(level)) return;
   {
-    MutexLock lock(&once_->mutex);
+    MutexLock lock(&shared_->mutex);
     // Full: what is not among the keys counts as seen, so that keys without end cost no memory.
-    const bool is_first = once_->seen.size() < kMaxOnceKeys && once_->seen.emplace(once_key).second;
+    const bool is_first =
+        shared_->seen.size() < kMaxOnceKeys && shared_->seen.emplace(once_key).second;
     if (!is_first) {
-      ++once_->suppressed;
+      ++shared_->suppressed;
       return;
     }
   }
@@ -92,8 +106,8 @@ void Logger::EventOnce(LogLevel level, std::string_view once_key, std::string_vi
 }
 
 int64_t Logger::suppressed() const {
-  MutexLock lock(&once_->mutex);
-  return once_->suppressed;
+  MutexLock lock(&shared_->mutex);
+  return shared_->suppressed;
 }
 
 }  // namespace tilewright

@@ -44,11 +44,15 @@ class Logger {
   // Events that EventOnce swallowed because their key had been seen.
   int64_t suppressed() const;
 
+  // From the return on the sink is not called any more, by this logger and all its copies: for
+  // threads that outlive the sink's owner. Waits for calls under way; not to be called by a sink.
+  void Mute() const;
+
  private:
-  struct OnceKeys;
+  struct Shared;
   LogLevel level_;
   LogSink sink_;
-  std::shared_ptr<OnceKeys> once_;
+  std::shared_ptr<Shared> shared_;  // among copies
 };
 
 }  // namespace tilewright

@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <optional>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/elapsed.h"
 #include "base/mutex.h"
 #include "base/single_flight.h"
 #include "base/status_macros.h"
@@ -17,6 +19,7 @@
 #include "build/entry_codec.h"
 #include "build/miss_explainer.h"
 #include "build/publisher.h"
+#include "cache/entry_format.h"
 #include "emit/emit_kernel.h"
 #include "spec/canonical.h"
 #include "tilewright/version.h"
@@ -41,14 +44,6 @@ int64_t& MissCounter(BuilderCounters& counters, std::string_view reason) {
   if (begins("unreadable")) return counters.misses_unreadable;
   return counters.misses_absent;
 }
-
-double MsSince(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
-      .count();
-}
-
-// As the store names the files of a variant.
-std::string VariantHex(const std::string& variant) { return Sha256(variant).ToHex().substr(0, 16); }
 
 // Whether the driver refused the image itself, as opposed to failing to load it here and now.
 bool IsRejected(const absl::Status& status) {
@@ -104,6 +99,7 @@ struct KernelBuilder::Impl {
         pool(*compiler, options.pool),
         publisher(store, logger) {}
 
+  BuilderCounters Counters() const;
   absl::StatusOr<SharedKernel> BuildShared(const KernelRequest& request);
   absl::StatusOr<SharedKernel> BuildOnce(const KernelRequest& request);
   std::optional<BuiltKernel> FromStore(const KernelRequest& request,
@@ -138,6 +134,9 @@ struct KernelBuilder::Impl {
   absl::flat_hash_map<Digest, SharedKernel> pending ABSL_GUARDED_BY(mutex);
   BuilderCounters counters ABSL_GUARDED_BY(mutex);
 
+  bool ended = false;      // Shutdown was called,
+  bool abandoned = false;  // and the writer thread hangs in the store
+
   Publisher publisher;  // last: its thread uses what is above
 };
 
@@ -153,8 +152,20 @@ KernelBuilder::~KernelBuilder() {
     (void)impl_.release();
     return;
   }
-  // A store that does not even take its entries is not asked for more.
-  if (Flush()) impl_->store->AddToTotals(TotalsOf(counters(), impl_->store->Counters()));
+  (void)Shutdown(std::numeric_limits<int>::max());
+  // The thread that was left comes back to it.
+  if (impl_->abandoned) (void)impl_.release();
+}
+
+bool KernelBuilder::Shutdown(int timeout_ms) {
+  if (impl_->ended) return !impl_->abandoned;
+  impl_->ended = true;
+  const auto totals = [impl = impl_.get()] {
+    return TotalsOf(impl->Counters(), impl->store->Counters());
+  };
+  if (impl_->options.add_to_totals && !totals().empty()) impl_->publisher.AddToTotals(totals);
+  impl_->abandoned = !impl_->publisher.Shutdown(timeout_ms);
+  return !impl_->abandoned;
 }
 
 LabelledHash KernelBuilder::Key(const artifact::KernelSource& source,
@@ -214,16 +225,17 @@ std::optional<BuiltKernel> KernelBuilder::Impl::FromStore(const KernelRequest& r
   if (!binary.ok()) {
     // Its digest holds, so it was written like this; it would fail again each time.
     *miss_reason = absl::StrCat("corrupt: ", binary.status().message());
-    publisher.Remove(request.key, VariantHex((*entry)->variant));
+    publisher.Remove(request.key, cache::VariantHex((*entry)->variant));
     return std::nullopt;
   }
   {
     MutexLock lock(&mutex);
     ++counters.store_hits;
   }
-  logger->Event(
-      LogLevel::kInfo, "store_hit",
-      {{"key", request.key.ToHex()}, {"entry", request.source.entry_name}, {"ms", MsSince(start)}});
+  logger->Event(LogLevel::kInfo, "store_hit",
+                {{"key", request.key.ToHex()},
+                 {"entry", request.source.entry_name},
+                 {"ms", MillisecondsSince(start)}});
   return BuiltKernel{*std::move(binary), BinaryOrigin::kStore, request.key, (*entry)->variant, ""};
 }
 
@@ -355,7 +367,7 @@ absl::StatusOr<std::shared_ptr<const device::LoadedKernel>> KernelBuilder::Impl:
     logger->Event(LogLevel::kInfo, "load",
                   {{"entry", request.source.entry_name},
                    {"device", where.device->ordinal},
-                   {"ms", MsSince(start)}});
+                   {"ms", MillisecondsSince(start)}});
     MutexLock lock(&mutex);
     ++counters.loads;
   } else if (IsRejected(loaded.status())) {
@@ -389,7 +401,7 @@ absl::StatusOr<KernelBuilder::Loaded> KernelBuilder::BuildAndLoad(
   TILEWRIGHT_ASSIGN_OR_RETURN(SharedKernel kernel, impl_->BuildShared(request));
   auto loaded = impl_->Load(request, *kernel, api, where);
   if (!loaded.ok() && IsRejected(loaded.status()) && kernel->origin == BinaryOrigin::kStore) {
-    impl_->publisher.Remove(request.key, VariantHex(kernel->variant));
+    impl_->publisher.Remove(request.key, cache::VariantHex(kernel->variant));
     const std::string why = absl::StrCat("rejected by the driver: ", loaded.status().message());
     TILEWRIGHT_ASSIGN_OR_RETURN(kernel, impl_->Recompile(request, why));
     loaded = impl_->Load(request, *kernel, api, where);
@@ -398,7 +410,7 @@ absl::StatusOr<KernelBuilder::Loaded> KernelBuilder::BuildAndLoad(
   if (!IsRejected(loaded.status())) return loaded.status();
   // Nothing that is refused stays: another driver may take what this one does not, but it then
   // compiles for itself.
-  impl_->publisher.Remove(request.key, VariantHex(kernel->variant));
+  impl_->publisher.Remove(request.key, cache::VariantHex(kernel->variant));
   const device::DeviceInfo& device = *where.device;
   return Annotate(
       loaded.status(),
@@ -413,15 +425,17 @@ bool KernelBuilder::Flush(int timeout_ms) { return impl_->publisher.Flush(timeou
 
 void KernelBuilder::CancelCompiles() { impl_->pool.CancelAll(); }
 
-BuilderCounters KernelBuilder::counters() const {
-  const compile::CompilePool::Counters pool = impl_->pool.counters();
-  MutexLock lock(&impl_->mutex);
-  BuilderCounters counters = impl_->counters;
-  counters.compile_timeouts = pool.timeouts;
-  counters.compile_cancels = pool.cancelled;
-  counters.helper_crashes = pool.helper_crashes;
-  counters.publish_drops += impl_->publisher.dropped();
-  return counters;
+BuilderCounters KernelBuilder::counters() const { return impl_->Counters(); }
+
+BuilderCounters KernelBuilder::Impl::Counters() const {
+  const compile::CompilePool::Counters of_pool = pool.counters();
+  MutexLock lock(&mutex);
+  BuilderCounters now = counters;
+  now.compile_timeouts = of_pool.timeouts;
+  now.compile_cancels = of_pool.cancelled;
+  now.helper_crashes = of_pool.helper_crashes;
+  now.publish_drops += publisher.dropped();
+  return now;
 }
 
 }  // namespace tilewright::build

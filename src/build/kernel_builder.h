@@ -39,6 +39,7 @@ struct BuilderOptions {
   // A miss names the field in which the nearest stored entry of the same kernel differs. Costs a
   // look at the entries used last, some milliseconds.
   bool explain_misses = false;
+  bool add_to_totals = true;  // false where another builder of the same store does
   int lock_timeout_ms = 30000;
   compile::CompilePoolOptions pool = {};
 };
@@ -88,7 +89,7 @@ class KernelBuilder {
   KernelBuilder(const emit::TemplateBundle* bundle, cache::ArtifactStore* store,
                 const compile::NvrtcCompiler* compiler, const Logger* logger,
                 BuilderOptions options);
-  // Flush(), and adds its counters to the totals of the store.
+  // Shutdown() without a limit, unless it was called.
   ~KernelBuilder();
   KernelBuilder(const KernelBuilder&) = delete;
   KernelBuilder& operator=(const KernelBuilder&) = delete;
@@ -126,6 +127,13 @@ class KernelBuilder {
 
   // Waits until pending entries are published, at most `timeout_ms`. False on time-out.
   bool Flush(int timeout_ms = 1000);
+
+  // Ends the writer thread, once: adds the counters to the totals of the store, waits up to a
+  // second for what is pending, drops what has not begun by then, and waits for the call in
+  // progress until `timeout_ms` have passed. False when the store has not come back from it (a file
+  // system that hangs): the thread is left to it, the logger falls silent, and the store must never
+  // be destroyed. Nothing may be built afterwards.
+  [[nodiscard]] bool Shutdown(int timeout_ms = 5000);
 
   // Ends compiles that run or wait for their turn with Cancelled; later ones are not concerned.
   void CancelCompiles();

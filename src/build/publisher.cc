@@ -1,7 +1,11 @@
 #include "build/publisher.h"
 
+#include <dlfcn.h>
+
+#include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <limits>
 #include <system_error>
 #include <utility>
 
@@ -12,21 +16,46 @@
 namespace tilewright::build {
 namespace {
 
-constexpr int kShutdownMs = 1000;
+constexpr int kDrainMs = 1000;
+
+// Keeps this code mapped, for a thread that will go on in it when a hung call returns: the library
+// may be closed meanwhile.
+void KeepMapped() {
+  Dl_info info = {};
+  if (dladdr(reinterpret_cast<const void*>(&KeepMapped), &info) != 0 && info.dli_fname != nullptr) {
+    (void)dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+  }
+}
 
 }  // namespace
 
-Publisher::~Publisher() {
-  Flush(kShutdownMs);
+Publisher::~Publisher() { (void)Shutdown(std::numeric_limits<int>::max()); }
+
+bool Publisher::Shutdown(int timeout_ms) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+  Flush(std::min(timeout_ms, kDrainMs));
+  std::deque<Job> dropped;
   std::thread thread;
+  bool ended = true;
   {
     MutexLock lock(&mutex_);
-    jobs_.clear();
+    dropped.swap(jobs_);
     stop_ = true;
+    while (busy_ && idle_.WaitUntil(&mutex_, deadline)) {
+    }
+    ended = !busy_;
     thread = std::move(thread_);
   }
   wake_.SignalAll();
-  if (thread.joinable()) thread.join();
+  if (!thread.joinable()) return ended;
+  if (ended) {
+    thread.join();
+  } else {
+    logger_.Mute();
+    KeepMapped();
+    thread.detach();
+  }
+  return ended;
 }
 
 void Publisher::Put(cache::Entry entry, std::unique_ptr<cache::ArtifactStore::KeyLock> lock,
@@ -41,7 +70,7 @@ void Publisher::Put(cache::Entry entry, std::unique_ptr<cache::ArtifactStore::Ke
         shared_lock->reset();
         if (!status.ok()) {
           // By kind: the text may name a file, which differs from entry to entry.
-          logger_->EventOnce(
+          logger_.EventOnce(
               LogLevel::kWarning,
               absl::StrCat("publish_failed ", absl::StatusCodeToString(status.code())),
               "publish_failed", {{"error", status.ToString()}});
@@ -63,6 +92,10 @@ void Publisher::Remove(const Digest& digest, std::string variant_hex) {
       [] {});
 }
 
+void Publisher::AddToTotals(std::function<cache::Totals()> totals) {
+  Enqueue([this, totals = std::move(totals)] { store_->AddToTotals(totals()); }, [] {});
+}
+
 bool Publisher::HaveThread() {
   if (thread_.joinable()) return true;
   try {
@@ -77,7 +110,7 @@ void Publisher::Enqueue(Job job, const std::function<void()>& dropped) {
   bool full = false;
   {
     MutexLock lock(&mutex_);
-    full = jobs_.size() >= kMaxPending;
+    full = stop_ || jobs_.size() >= kMaxPending;
     if (full) ++dropped_;
     if (!full && HaveThread()) {
       jobs_.push_back(std::move(job));
@@ -86,8 +119,8 @@ void Publisher::Enqueue(Job job, const std::function<void()>& dropped) {
     }
   }
   if (!full) return job();
-  logger_->EventOnce(LogLevel::kWarning, "publish_dropped", "publish_dropped",
-                     {{"pending", kMaxPending}});
+  logger_.EventOnce(LogLevel::kWarning, "publish_dropped", "publish_dropped",
+                    {{"pending", kMaxPending}});
   dropped();
 }
 

@@ -23,8 +23,8 @@ class Publisher {
   // file system) loses entries instead of holding up callers or memory.
   static constexpr size_t kMaxPending = 256;
 
-  Publisher(cache::ArtifactStore* store, const Logger* logger) : store_(store), logger_(logger) {}
-  // Waits up to a second for pending jobs, drops those that have not begun by then, and joins.
+  Publisher(cache::ArtifactStore* store, const Logger* logger) : store_(store), logger_(*logger) {}
+  // Shutdown without a limit.
   ~Publisher();
   Publisher(const Publisher&) = delete;
   Publisher& operator=(const Publisher&) = delete;
@@ -36,6 +36,16 @@ class Publisher {
 
   // Removes an entry, after those put before.
   void Remove(const Digest& digest, std::string variant_hex);
+
+  // Adds what `totals` gives, on the thread, to the totals of the store, after the jobs before.
+  void AddToTotals(std::function<cache::Totals()> totals);
+
+  // Ends the thread: waits up to a second for pending jobs, drops those that have not begun by
+  // then, and waits for the one that has until `timeout_ms` after the call. False when that one is
+  // still not back: a store that hangs (a network file system without its server) must not hang the
+  // end of the program. The thread is then left to itself, silent, and neither the publisher, nor
+  // the store, nor what a callback uses may ever be destroyed. Later jobs are dropped.
+  [[nodiscard]] bool Shutdown(int timeout_ms);
 
   // Entries and removals that were dropped because too many waited.
   int64_t dropped() const;
@@ -52,7 +62,7 @@ class Publisher {
   void Work();
 
   cache::ArtifactStore* const store_;
-  const Logger* const logger_;
+  const Logger logger_;  // a copy: the caller's may end before a thread that was left
   mutable Mutex mutex_;
   CondVar wake_;  // the thread: a job or the end
   CondVar idle_;  // Flush: nothing pending

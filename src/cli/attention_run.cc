@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/elapsed.h"
 #include "base/status_macros.h"
 #include "cli/device_problem.h"
 #include "runtime/runtime_impl.h"
@@ -16,10 +17,6 @@ namespace tilewright::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double MsSince(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
 
 double Median(std::vector<double> values) {
   if (values.empty()) return 0;
@@ -225,7 +222,7 @@ absl::StatusOr<GpuSession::Result> GpuSession::Run(HostProblem& problem, StageCl
   const Clock::time_point first = Clock::now();
   TILEWRIGHT_RETURN_IF_ERROR(runtime_->Run(attention, args, stream_.get()));
   TILEWRIGHT_RETURN_IF_ERROR(stream_.Synchronize());
-  const double first_ms = MsSince(first);
+  const double first_ms = MillisecondsSince(first);
   clock.Lap("first_launch");
   TILEWRIGHT_RETURN_IF_ERROR(uploaded.Download(problem, stream_.get()));
   clock.Lap("download");
@@ -241,7 +238,7 @@ absl::StatusOr<GpuSession::Result> GpuSession::Run(HostProblem& problem, StageCl
     TILEWRIGHT_RETURN_IF_ERROR(begin.Record(stream_.get()));
     const Clock::time_point call = Clock::now();
     TILEWRIGHT_RETURN_IF_ERROR(runtime_->Run(attention, args, stream_.get()));
-    host_us.push_back(MsSince(call) * 1000);
+    host_us.push_back(MillisecondsSince(call) * 1000);
     TILEWRIGHT_RETURN_IF_ERROR(end.Record(stream_.get()));
     TILEWRIGHT_RETURN_IF_ERROR(end.Synchronize());
     TILEWRIGHT_ASSIGN_OR_RETURN(const float ms, end.ElapsedMsSince(begin));

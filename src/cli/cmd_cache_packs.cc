@@ -16,6 +16,7 @@
 #include "base/status_macros.h"
 #include "build/entry_codec.h"
 #include "cache/pack.h"
+#include "cache/store_directory.h"
 #include "cli/cache_verbs.h"
 #include "cli/spec_arguments.h"
 
@@ -201,7 +202,7 @@ absl::StatusOr<std::unique_ptr<cache::ArtifactStore>> OpenSource(const std::stri
     return absl::PermissionDeniedError(
         absl::StrCat(path, ": a directory has no digest that could be the pinned one"));
   }
-  return cache::DiskStore::Open({.directory = path, .pack = true}, logger);
+  return cache::DiskStore::Open({.directory = cache::WithoutLinks(path), .pack = true}, logger);
 }
 
 int Import(Toolchain& tools, const ImportArguments& arguments, const Console& console) {

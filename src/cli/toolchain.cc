@@ -9,6 +9,10 @@ namespace tilewright::cli {
 Toolchain::Toolchain(RuntimeOptions options)
     : options_(std::move(options)), logger_(options_.log_level, options_.log_sink) {}
 
+Toolchain::~Toolchain() {
+  if (builder_ != nullptr && !builder_->Shutdown()) (void)store_.store.release();
+}
+
 absl::StatusOr<std::unique_ptr<Toolchain>> Toolchain::Open() {
   TILEWRIGHT_ASSIGN_OR_RETURN(RuntimeOptions options, RuntimeOptions::FromEnvironment());
   std::unique_ptr<Toolchain> tools(new Toolchain(std::move(options)));
@@ -68,6 +72,7 @@ std::unique_ptr<build::KernelBuilder> Toolchain::LookupBuilder() {
   build::BuilderOptions frozen;
   frozen.lineinfo = options_.lineinfo;
   frozen.frozen = true;
+  frozen.add_to_totals = false;
   frozen.lock_timeout_ms = options_.lock_timeout_ms;
   return std::make_unique<build::KernelBuilder>(bundle_, store_.store.get(), compiler_.get(),
                                                 &logger_, frozen);

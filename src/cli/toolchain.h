@@ -28,6 +28,7 @@ class Toolchain {
   // InvalidArgument for an environment variable that does not parse; NotFound for an empty
   // TILEWRIGHT_TEMPLATE_DIR.
   static absl::StatusOr<std::unique_ptr<Toolchain>> Open();
+  ~Toolchain();
 
   const RuntimeOptions& options() const { return options_; }
   const Logger& logger() const { return logger_; }

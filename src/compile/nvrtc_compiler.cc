@@ -20,6 +20,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/elapsed.h"
 #include "base/env.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
@@ -595,8 +596,7 @@ absl::StatusOr<artifact::KernelBinary> NvrtcCompiler::Compile(const CompileReque
   binary.target = request.target;
   binary.log = WithoutTimings(log);
   binary.usage = *usage;
-  binary.compile_ms =
-      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  binary.compile_ms = MillisecondsSince(start);
   binary.compiler = compiler;
   return binary;
 }

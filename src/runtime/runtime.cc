@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/elapsed.h"
 #include "base/env.h"
 #include "base/log.h"
 #include "base/mutex.h"
@@ -114,11 +115,6 @@ std::string DescribeMeasurement(const tune::TuningRecord& record) {
                       " ms: ", record.winner_ms, " ms, the default ", record.default_ms, " ms, ",
                       record.candidates.size(), " candidates", record.note.empty() ? "" : "; ",
                       record.note);
-}
-
-double MsSince(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
-      .count();
 }
 
 }  // namespace
@@ -597,7 +593,7 @@ StateOr Runtime::Impl::MakeState(const device::DeviceManager::Current& where, co
                 {"plan", state->decision.plan.ToString()},
                 {"tuned", state->decision.tuned},
                 {"device", where.device->ordinal},
-                {"ms", MsSince(start)}});
+                {"ms", MillisecondsSince(start)}});
   return std::shared_ptr<const PreparedAttention::State>(state);
 }
 
@@ -657,6 +653,7 @@ Runtime::~Runtime() {
   // In this order: a stopped tuning begins no compile.
   impl_->tuning->Stop();
   impl_->builder->CancelCompiles();
+  if (!impl_->builder->Shutdown()) (void)impl_->store.release();
 }
 
 absl::StatusOr<std::unique_ptr<Runtime>> RuntimeParts::CreateRuntime(const RuntimeOptions& options,

@@ -7,10 +7,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/elapsed.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "cache/open_store.h"
 #include "cache/record_files.h"
+#include "cache/store_directory.h"
 #include "compile/compile_pool.h"
 #include "spec/canonical.h"
 #include "tune/bucket.h"
@@ -22,7 +24,6 @@
 namespace tilewright {
 namespace {
 
-using std::chrono::duration;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
@@ -30,10 +31,6 @@ using std::chrono::steady_clock;
 // apart.
 constexpr int kAttempts = 3;
 constexpr milliseconds kBetweenAttempts(2000);
-
-double MsSince(steady_clock::time_point start) {
-  return duration<double, std::milli>(steady_clock::now() - start).count();
-}
 
 // Records made under other rules of planning are kept apart.
 std::string PolicyText(const RuntimeOptions& options, bool hot) {
@@ -71,9 +68,8 @@ std::unique_ptr<tune::TuningDb> OpenTuningDb(const RuntimeOptions& options, cons
       // Pack files hold kernels only.
       std::error_code error;
       if (!std::filesystem::is_directory(pack, error)) continue;
-      packs.push_back(std::make_unique<cache::RecordFiles>(cache::RecordFilesOptions{
-          .directory = std::filesystem::absolute(pack, error).lexically_normal().string(),
-          .pack = true}));
+      packs.push_back(std::make_unique<cache::RecordFiles>(
+          cache::RecordFilesOptions{.directory = cache::WithoutLinks(pack), .pack = true}));
     }
   }
   return std::make_unique<tune::TuningDb>(std::move(user), std::move(packs), tune::ShippedRecords(),
@@ -254,7 +250,7 @@ absl::StatusOr<Tuning::Measured> Tuning::MeasureNow(const Job& job, const TuneOp
     if (patient) start = steady_clock::now();
     if (lock.has_value()) record = MeasureLocked(job, options, deadline());
   }
-  const double ms = MsSince(start);
+  const double ms = MillisecondsSince(start);
   MutexLock lock(&mutex_);
   spent_ms_ += ms;
   if (record.ok()) {

@@ -65,7 +65,8 @@ TEST(LogTest, OnceMeansOncePerKeyAndCountsTheRest) {
   EXPECT_EQ(logger.suppressed(), 1);
 }
 
-// R64: what differs from event to event, such as the name of a file, costs neither lines nor memory.
+// R64: what differs from event to event, such as the name of a file, costs neither lines nor
+// memory.
 TEST(LogTest, KeysWithoutEndAreBounded) {
   Capture capture;
   const Logger logger(LogLevel::kInfo, capture.Sink());
@@ -90,6 +91,27 @@ TEST(LogTest, OnceHoldsAmongThreads) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(lines, 10);
   EXPECT_EQ(logger.suppressed(), 790);
+}
+
+TEST(LogTest, AMutedLoggerAndItsCopiesCallNoSink) {
+  std::atomic<int> lines = 0;
+  const Logger logger(LogLevel::kInfo, [&](LogLevel, std::string_view) { ++lines; });
+  const Logger copy = logger;
+  std::vector<std::thread> threads;
+  std::atomic<bool> stop = false;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      while (!stop) copy.Event(LogLevel::kInfo, "event");
+    });
+  }
+  while (lines < 100) std::this_thread::yield();
+  logger.Mute();
+  const int last = lines;
+  copy.EventOnce(LogLevel::kWarning, "key", "event");
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(lines, last);
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(LogTest, WritesToStderrWithoutASink) {

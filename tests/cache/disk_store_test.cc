@@ -706,6 +706,75 @@ TEST_F(DiskStoreTest, GcRemovesTheLongestUnusedFirst) {
   }
 }
 
+// R65: programs of several versions on one directory.
+TEST_F(DiskStoreTest, VersionsKeepOutOfEachOthersWay) {
+  const auto store = OpenStore();
+  ASSERT_TRUE(store->Put(NumberedEntry(1)).ok());
+  // A later version of the layout, with names that mean something here too.
+  const std::string later = directory_ + "/v2";
+  fs::copy(directory_ + "/v1", later, fs::copy_options::recursive);
+  fs::create_directories(later + "/tmp");
+  WriteFile(later + "/tmp/old", "x");
+  SetAge(later + "/tmp/old", 1'000'000);
+  const std::string theirs = later + PathOf(NumberedEntry(1)).substr(directory_.size() + 3);
+  ASSERT_TRUE(fs::exists(theirs));
+  EXPECT_EQ(store->List()->size(), 1u);
+  ASSERT_TRUE(store->Gc({.max_bytes = 1}).ok());
+  ASSERT_TRUE(store->Clear().ok());
+  EXPECT_FALSE(fs::exists(PathOf(NumberedEntry(1))));
+  EXPECT_TRUE(fs::exists(theirs));
+  EXPECT_TRUE(fs::exists(later + "/tmp/old"));
+  // An entry of the next version under a name of this one is a miss, is moved aside, and heals.
+  const Entry entry = NumberedEntry(2);
+  ASSERT_TRUE(store->Put(entry).ok());
+  std::string bytes = ReadFile(PathOf(entry));
+  bytes[16] = 2;  // the schema
+  const std::string_view hashed = std::string_view(bytes).substr(0, bytes.size() - 32);
+  const Digest digest = Sha256(hashed);
+  bytes.replace(bytes.size() - 32, 32, reinterpret_cast<const char*>(digest.bytes.data()), 32);
+  WriteFile(PathOf(entry), bytes);
+  EXPECT_THAT(MissOf(*store, entry), StartsWith("corrupt: schema: 2"));
+  ASSERT_TRUE(store->Put(entry).ok());
+  EXPECT_TRUE(Serves(*store, entry));
+  // What a later version of the same schema adds to an entry disturbs nobody.
+  Entry richer = NumberedEntry(3);
+  richer.sections.push_back({"added_later", "x"});
+  ASSERT_TRUE(store->Put(richer).ok());
+  EXPECT_TRUE(Serves(*store, richer));
+}
+
+// The clock was years ahead when these were written, and is right now.
+TEST_F(DiskStoreTest, StampsOfTheFutureAreTheFirstToGo) {
+  constexpr int64_t kYear = int64_t{365} * 24 * 3600;
+  const auto store = OpenStore();
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_TRUE(store->Put(NumberedEntry(i, 4000)).ok());
+    SetAge(PathOf(NumberedEntry(i, 4000)), i % 2 == 0 ? -10 * kYear : 1000);
+  }
+  SetAge(PathOf(NumberedEntry(0, 4000)),
+         -400 * kYear);  // further than 64 bits of nanoseconds reach
+  // One that is used is renewed, and has an age again.
+  ASSERT_TRUE(Serves(*store, NumberedEntry(2, 4000)));
+  EXPECT_LE(std::abs(AgeOf(PathOf(NumberedEntry(2, 4000)))), 60);
+  const auto report = store->Gc({.max_bytes = store->Stats().bytes - 1});
+  ASSERT_TRUE(report.ok());
+  EXPECT_EQ(report->removed_entries, 1);
+  EXPECT_FALSE(fs::exists(PathOf(NumberedEntry(0, 4000))));
+}
+
+TEST_F(DiskStoreTest, LeftoversOfAWrongClockAreSwept) {
+  const auto store = OpenStore();
+  ASSERT_TRUE(store->Put(NumberedEntry(1)).ok());
+  const std::string tmp = directory_ + "/v1/tmp/";
+  WriteFile(tmp + "future", "x");
+  WriteFile(tmp + "skewed", "x");
+  SetAge(tmp + "future", -1'000'000);
+  SetAge(tmp + "skewed", -1000);
+  ASSERT_TRUE(store->Gc({}).ok());
+  EXPECT_FALSE(fs::exists(tmp + "future"));
+  EXPECT_TRUE(fs::exists(tmp + "skewed"));
+}
+
 TEST_F(DiskStoreTest, GcByAge) {
   const auto store = OpenStore();
   for (int i = 0; i < 4; ++i) {

@@ -117,6 +117,23 @@ TEST_F(KeyLocksTest, GoesOnWhereTheLockFileWasRemoved) {
   EXPECT_EQ(LockInChild(Sha256("other")), "busy");
 }
 
+// POSIX drops all locks of a process on a file when it closes any descriptor of it.
+TEST_F(KeyLocksTest, AnErrorOfTheFileSystemDropsNoLock) {
+  for (const int error : {EIO, EACCES, ESTALE, EMFILE, EBUSY, EINTR}) {
+    for (int64_t call = 1;; ++call) {
+      testing::FaultyFileSystem faulty(&FileSystem::Posix());
+      const auto locks = Locks(&faulty);
+      const auto held = locks->Lock(key_, 0);
+      ASSERT_NE(held, nullptr);
+      faulty.ClearLog();
+      faulty.FailAt(call, error);
+      (void)locks->Lock(Sha256("other"), 0);
+      if (faulty.calls() < call) break;
+      EXPECT_EQ(LockInChild(key_), "busy") << error << " at call " << call;
+    }
+  }
+}
+
 // R24: a file system without locks costs nothing but the exclusion.
 TEST_F(KeyLocksTest, WithoutLocksTheCallerGoesOnAtOnce) {
   for (int error : {ENOLCK, ENOTSUP, ENOSYS, EIO, ESTALE, EINTR}) {

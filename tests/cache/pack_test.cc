@@ -326,6 +326,38 @@ TEST_F(PackTest, AMovedPackServesAnEmptyStore) {
   EXPECT_EQ(opened.disk->List()->size(), 0u);
 }
 
+// Installations switch versions by a link: to a file, to a directory, or on the way to either.
+TEST_F(PackTest, LinksOnTheWayToAPackAreFollowed) {
+  namespace fs = std::filesystem;
+  const std::string real = temp_.path() + "/v3";
+  fs::create_directory(real);
+  ASSERT_EQ(chmod(real.c_str(), 0755), 0);
+  fs::create_directory_symlink(real, temp_.path() + "/current");
+  Write({NumberedEntry(1)}, temp_.path() + "/current/kernels.twp");
+  EXPECT_TRUE(fs::exists(real + "/kernels.twp"));
+  {
+    const auto store = DiskStore::Open({.directory = real + "/directory"}, Logger(LogLevel::kOff));
+    ASSERT_TRUE((*store)->Put(NumberedEntry(2)).ok());
+  }
+  fs::create_directory_symlink(real + "/directory", temp_.path() + "/linked");
+  const OpenedStore opened =
+      OpenStore({.directory = temp_.path() + "/user",
+                 .packs = {temp_.path() + "/current/kernels.twp", temp_.path() + "/linked"}},
+                Logger(LogLevel::kOff));
+  for (const PackState& state : opened.packs) EXPECT_EQ(state.refused, "") << state.place;
+  EXPECT_TRUE(Serves(*opened.store, NumberedEntry(1)));
+  EXPECT_TRUE(Serves(*opened.store, NumberedEntry(2)));
+  const auto infos = opened.store->List();
+  ASSERT_TRUE(infos.ok());
+  for (const EntryInfo& info : *infos) EXPECT_TRUE(opened.store->Read(info).ok()) << info.path;
+  // What a link leads to is held to the rules.
+  ASSERT_EQ(chmod((real + "/directory").c_str(), 0777), 0);
+  const OpenedStore refused =
+      OpenStore({.directory = temp_.path() + "/user", .packs = {temp_.path() + "/linked"}},
+                Logger(LogLevel::kOff));
+  EXPECT_THAT(refused.packs[0].refused, HasSubstr("mode 0777"));
+}
+
 TEST_F(PackTest, PacksOfSeveralVersionsAndKindsLieBesideEachOther) {
   Write({NumberedEntry(1)}, path_);
   const std::string other = temp_.path() + "/other.twp";

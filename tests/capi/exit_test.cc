@@ -29,8 +29,8 @@ TEST_P(ExitTest, IsSilent) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, ExitTest,
-                         ::testing::Values("dlclose", "exit", "thread", "late", "fork",
-                                           "compiling"),
+                         ::testing::Values("dlclose", "exit", "thread", "late", "fork", "compiling",
+                                           "hung"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

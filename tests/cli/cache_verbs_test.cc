@@ -2,8 +2,10 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -17,6 +19,7 @@
 #include "gtest/gtest.h"
 #include "program_runner.h"
 #include "tests/support/child_process.h"
+#include "tests/support/run_command.h"
 
 namespace tilewright::cli {
 namespace {
@@ -203,6 +206,89 @@ TEST_F(CacheVerbsTest, ExplainNamesTheFieldOfAMiss) {
   }
   const Json target = Invoke({"cache", "explain", kSpecs[0], "--arch", "sm_80", "--json"}).json();
   EXPECT_THAT(Fields(target), ::testing::Contains("target"));
+}
+
+// R3, R4: whoever asks, from wherever and under whatever name, the key is the same and the entry is
+// a hit. Each time a process of its own, so that its addresses differ too.
+TEST_F(CacheVerbsTest, EveryProcessFindsTheSameEntry) {
+  namespace fs = std::filesystem;
+  using tilewright::testing::RunCommand;
+  ASSERT_EQ(Invoke({"compile", kSpecs[0]}).exit_code, kExitFine);
+  const Json stored = Invoke({"cache", "explain", kSpecs[0], "--json"}).json();
+  const std::string program = TILEWRIGHT_PROGRAM;
+  const bool root = geteuid() == 0;
+  const bool other_hosts = root && RunCommand("unshare --uts true 2>&1").exit_code == 0;
+  const std::string as_user = "setpriv --reuid 12345 --regid 12345 --clear-groups ";
+  const bool other_users =
+      root && RunCommand(as_user + "test -x '" + program + "' 2>&1").exit_code == 0;
+  const auto give_to = [&](uid_t user) {
+    ASSERT_EQ(chown(folder_.path("").c_str(), user, user), 0);
+    for (const auto& item : fs::recursive_directory_iterator(folder_.path(""))) {
+      ASSERT_EQ(lchown(item.path().c_str(), user, user), 0);
+    }
+  };
+  // What the compiler is found by stays; everything else of the environment goes.
+  std::string compiler;
+  for (const char* name : {"CUDA_HOME", "CUDA_PATH", "LD_LIBRARY_PATH", "TILEWRIGHT_NVRTC_PATH"}) {
+    if (const char* value = getenv(name); value != nullptr) {
+      compiler += std::string(name) + "='" + value + "' ";
+    }
+  }
+  std::mt19937 dice(3);
+  std::string store = folder_.path("store");
+  for (int i = 0; i < 20; ++i) {
+    const std::string number = std::to_string(i);
+    const std::string moved = folder_.path("store of " + number);
+    fs::rename(store, moved);
+    store = moved;
+    for (const auto& item : fs::recursive_directory_iterator(store)) {
+      fs::last_write_time(item.path(), fs::file_time_type::clock::now() -
+                                           std::chrono::seconds(dice() % 100'000'000));
+    }
+    const std::string place = folder_.path("place " + number);
+    fs::create_directory(place);
+    const char* const locales[] = {"C", "C.UTF-8", "de_DE.UTF-8", "tr_TR.UTF-8"};
+    const char* const zones[] = {"UTC", "Asia/Kathmandu", "America/St_Johns"};
+    std::string command = "cd '" + place + "' && ";
+    const bool user = other_users && i % 3 == 2;
+    give_to(user ? 12345 : geteuid());
+    if (other_hosts) {
+      command += "unshare --uts sh -c 'echo host" + number +
+                 " > /proc/sys/kernel/hostname && exec \"$@\"' sh ";
+    }
+    if (user) command += as_user;
+    command += "env -i " + compiler + "TILEWRIGHT_CACHE_DIR='" + store +
+               "' LC_ALL=" + locales[dice() % 4] + " TZ=" + zones[dice() % 3] + " USER=user" +
+               number + " PADDING=" + std::string(dice() % 5000, 'x') +
+               " bash -c 'exec -a program" + number + " \"$@\"' bash '" + program +
+               "' cache explain " + kSpecs[0] + " --json 2>&1";
+    const auto told = RunCommand(command);
+    EXPECT_EQ(told.exit_code, kExitFine) << told.text;
+    const Json json = Json::parse(told.text, nullptr, /*allow_exceptions=*/false);
+    ASSERT_TRUE(json.is_object()) << told.text;
+    EXPECT_EQ(json["key"], stored["key"]) << i;
+    EXPECT_EQ(json["state"], "stored") << i;
+  }
+  give_to(geteuid());
+}
+
+// R63: every builder of a process counts on the same store.
+TEST_F(CacheVerbsTest, StatsCountEachEventOnce) {
+  const auto totals = [] { return Invoke({"cache", "stats", "--json"}).json()["totals"]; };
+  Compile();
+  Json sums = totals();
+  EXPECT_EQ(sums["compiles"], 2);
+  EXPECT_EQ(sums["publishes"], 2);
+  EXPECT_EQ(sums["misses_absent"], 2);
+  EXPECT_EQ(sums["store_disk_hits"], 0);
+  Compile();
+  sums = totals();
+  EXPECT_EQ(sums["compiles"], 2);
+  EXPECT_EQ(sums["store_disk_hits"], 2);
+  // This one has a builder of its own for looking, on the same store.
+  ASSERT_EQ(Invoke({"explain", kSpecs[0], "--json"}).json()["store"]["state"], "stored");
+  EXPECT_EQ(totals()["store_disk_hits"], 3);
+  EXPECT_EQ(totals()["compiles"], 2);
 }
 
 TEST_F(CacheVerbsTest, ExplainComparesTwoEntries) {

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <memory>
@@ -12,8 +13,10 @@
 #include <thread>
 #include <vector>
 
+#include "cache/disk_store.h"
 #include "tests/runtime/test_runtime.h"
 #include "tests/support/child_process.h"
+#include "tests/support/faulty_file_system.h"
 #include "tests/support/process_state.h"
 #include "tests/support/standin_nvrtc.h"
 #include "tests/support/temp_directory.h"
@@ -240,6 +243,49 @@ TEST_F(LifetimeTest, AChildOfAForkMakesARuntimeOfItsOwn) {
     return prepared.ok() ? "fine" : prepared.status().ToString();
   });
   EXPECT_EQ(told, "fine");
+}
+
+// R16: the store is on a server that went away. The end of the runtime does not wait for it, and
+// what the server's answer wakes up finds nothing that was destroyed.
+TEST_F(LifetimeTest, AStoreThatHangsDoesNotHoldUpTheEnd) {
+  // What is left behind lives on with the process.
+  static auto* const directory = new tilewright::testing::TempDirectory;
+  // While an entry is written, and while the totals are.
+  for (const char* call : {"Sync", "Rename totals"}) {
+    auto* const hanging = new tilewright::testing::FaultyFileSystem(&FileSystem::Posix());
+    auto lines = std::make_unique<std::atomic<int>>(0);
+    RuntimeOptions options = StandInOptions();
+    options.log_level = LogLevel::kDebug;
+    options.log_sink = [lines = lines.get()](LogLevel, std::string_view) { ++*lines; };
+    RuntimeParts parts = PartsOn(driver_);
+    auto store = cache::DiskStore::Open({.directory = directory->path() + "/" + call},
+                                        Logger(options.log_level, options.log_sink), hanging);
+    ASSERT_TRUE(store.ok()) << store.status();
+    parts.store = *std::move(store);
+    auto runtime = RuntimeParts::CreateRuntime(options, std::move(parts));
+    ASSERT_TRUE(runtime.ok()) << runtime.status();
+    hanging->HangOn(call);
+    auto prepared = (*runtime)->Prepare(SmallSpec());
+    ASSERT_TRUE(prepared.ok()) << prepared.status();
+    EXPECT_TRUE((*runtime)->Run(*prepared, DenseArgs(SmallSpec()), nullptr).ok());
+    const auto start = std::chrono::steady_clock::now();
+    runtime->reset();
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30)) << call;
+    EXPECT_TRUE(hanging->WaitUntilOneHangs(std::chrono::seconds(30))) << call;
+    prepared = PreparedAttention();
+    EXPECT_EQ(driver_.live_libraries(), 0) << "only the store is left behind";
+    const int said = *lines;
+    hanging->Release();
+    // The entry, or the totals, get there after all.
+    const std::string file = directory->path() + "/" + call + "/v1/totals";
+    for (int i = 0; i < 1000 && std::string(call) != "Sync" && access(file.c_str(), F_OK) != 0;
+         ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    EXPECT_EQ(access(file.c_str(), F_OK) == 0, std::string(call) != "Sync");
+    EXPECT_EQ(*lines, said);
+    lines.reset();
+  }
 }
 
 // R36, with the compiler in this process and in one of its own.

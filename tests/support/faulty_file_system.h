@@ -3,17 +3,21 @@
 #define TILEWRIGHT_TESTS_SUPPORT_FAULTY_FILE_SYSTEM_H_
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/file_system.h"
+#include "base/mutex.h"
 
 namespace tilewright::testing {
 
-// Not thread-safe.
+// The calls are thread-safe, as those of every FileSystem; the rest is for when none is under way,
+// except what concerns hanging.
 class FaultyFileSystem : public FileSystem {
  public:
   explicit FaultyFileSystem(FileSystem* base) : base_(base) {}
@@ -28,6 +32,21 @@ class FaultyFileSystem : public FileSystem {
   void set_fail_after_effect(bool value) { fail_after_effect_ = value; }
   // The process kills itself before this call.
   void KillAt(int64_t call) { kill_at_ = call; }
+  // Calls that log() names so do not return until Release(), like those to a server that is gone.
+  void HangOn(std::string call) { hang_on_ = std::move(call); }
+  void Release() {
+    MutexLock lock(&mutex_);
+    hang_on_.clear();
+    changed_.SignalAll();
+  }
+  bool WaitUntilOneHangs(std::chrono::milliseconds timeout) {
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    MutexLock lock(&mutex_);
+    while (hanging_ == 0) {
+      if (!changed_.WaitUntil(&mutex_, deadline)) return hanging_ > 0;
+    }
+    return true;
+  }
   // Writes accept at most this many bytes.
   void set_longest_write(size_t bytes) { longest_write_ = bytes; }
   // Sync says that it did and does nothing.
@@ -123,7 +142,14 @@ class FaultyFileSystem : public FileSystem {
  private:
   // The error that this call shall fail with.
   int Enter(const char* call, const std::string& name) {
+    MutexLock lock(&mutex_);
     log_.push_back(name.empty() ? std::string(call) : std::string(call) + " " + name);
+    while (log_.back() == hang_on_) {
+      ++hanging_;
+      changed_.SignalAll();
+      changed_.Wait(&mutex_);
+      --hanging_;
+    }
     if (calls() == kill_at_) {
       std::raise(SIGKILL);
     }
@@ -158,6 +184,10 @@ class FaultyFileSystem : public FileSystem {
   size_t longest_write_ = SIZE_MAX;
   bool sync_lies_ = false;
   int64_t clock_offset_ns_ = 0;
+  Mutex mutex_;
+  CondVar changed_;
+  std::string hang_on_;
+  int hanging_ = 0;
   std::vector<std::string> log_;
 };
 

@@ -193,7 +193,7 @@ class TILEWRIGHT_API Runtime {
   RuntimeCounters counters() const;
 
   // Waits (at most a second) until entries being written to the store are on disk. The destructor
-  // does it too.
+  // does it too; a write that hangs in the file system holds it up for five seconds.
   void Flush();
 
  private:

@@ -1,9 +1,11 @@
 // Uses libtilewright.so, opened at run time, and ends in the way that is asked for:
 //
-//   exit_program LIBRARY NVRTC CACHE_DIR dlclose|exit|thread|late|fork|compiling
+//   exit_program LIBRARY NVRTC CACHE_DIR dlclose|exit|thread|late|fork|compiling|hung
 //
-// Silent, with exit status 0, where all goes well.
+// Silent, with exit status 0, where all goes well. With `hung` the disk of the store never answers
+// a call to sync.
 #include <dlfcn.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,6 +17,18 @@
 #include <thread>
 
 #include "tilewright/tilewright_c.h"
+
+namespace {
+
+bool disk_is_hung = false;
+
+}  // namespace
+
+// In the place of the C library's, for the library too: this program exports its symbols.
+extern "C" int fsync(int descriptor) {
+  while (disk_is_hung) pause();
+  return static_cast<int>(syscall(SYS_fsync, descriptor));
+}
 
 namespace {
 
@@ -106,6 +120,7 @@ int main(int argc, char** argv) {
       !Resolve("tw_last_error", &library.last_error)) {
     return Complain("dlsym", dlerror());
   }
+  disk_is_hung = std::strcmp(way, "hung") == 0;
   tw_options options;
   library.options_init(&options, sizeof(options));
   options.nvrtc_path = argv[2];
@@ -125,6 +140,13 @@ int main(int argc, char** argv) {
     Destroy();
     if (dlclose(library.handle) != 0) return Complain("dlclose", dlerror());
     if (IsMapped(argv[1])) return Complain("dlclose", "the library is still mapped");
+    return 0;
+  }
+  if (disk_is_hung) {
+    Destroy();
+    // The thread that hangs would go on in code that is not there.
+    if (dlclose(library.handle) != 0) return Complain("dlclose", dlerror());
+    if (!IsMapped(argv[1])) return Complain("dlclose", "the library is not mapped any more");
     return 0;
   }
   return 2;
