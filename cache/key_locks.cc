@@ -127,7 +127,11 @@ void KeyLocks::Unlock(int64_t offset) {
 int KeyLocks::OpenLockFile() {
   FileSystem& file_system = directory_.file_system();
   ScopedHandle directory;
-  if (const Fault fault = directory_.Open({"v1", "l"}, /*create=*/true, &directory); !fault.ok()) {
+  // Not durable: whoever locks is about to compile and must not wait for the disk, and nobody
+  // misses the directory after a power cut.
+  if (const Fault fault =
+          directory_.Open({"v1", "l"}, /*create=*/true, &directory, /*durable=*/false);
+      !fault.ok()) {
     return fault.error != 0 ? fault.error : EPERM;
   }
   if (file_.valid()) {

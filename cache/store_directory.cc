@@ -114,7 +114,7 @@ Fault StoreDirectory::OpenRoot(bool create, ScopedHandle* directory) const {
 }
 
 Fault StoreDirectory::Open(const std::vector<std::string>& components, bool create,
-                           ScopedHandle* directory) const {
+                           ScopedHandle* directory, bool durable) const {
   ScopedHandle current;
   if (Fault fault = OpenRoot(create, &current); !fault.ok()) return fault;
   std::string path = path_;
@@ -126,7 +126,7 @@ Fault StoreDirectory::Open(const std::vector<std::string>& components, bool crea
       error = file_system_->MakeDirectory(current.get(), component, directory_mode());
       // The new name must survive a power cut as well as what will be published below it. Where
       // that fails the entry may be lost, which is a miss and no more.
-      if (error == 0) (void)SyncIfSupported(*file_system_, current.get());
+      if (error == 0 && durable) (void)SyncIfSupported(*file_system_, current.get());
       if (error == 0 || error == EEXIST) {
         error = file_system_->OpenDirectory(current.get(), component, &handle);
       }

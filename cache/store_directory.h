@@ -57,9 +57,10 @@ class StoreDirectory {
   FileSystem& file_system() const { return *file_system_; }
   const std::string& path() const { return path_; }
 
-  // Opens root/components[0]/..., each a trusted directory. `create` makes what is missing.
-  Fault Open(const std::vector<std::string>& components, bool create,
-             ScopedHandle* directory) const;
+  // Opens root/components[0]/..., each a trusted directory. `create` makes what is missing, and
+  // waits until the new names survive a power cut unless they need not be `durable`.
+  Fault Open(const std::vector<std::string>& components, bool create, ScopedHandle* directory,
+             bool durable = true) const;
 
   // Whether an open file may be trusted; fills `info`.
   Fault CheckFile(FileSystem::Handle file, FileInfo* info) const;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -115,6 +116,17 @@ TEST_F(KeyLocksTest, GoesOnWhereTheLockFileWasRemoved) {
   const auto again = locks->Lock(Sha256("other"), 0);
   EXPECT_NE(again, nullptr);
   EXPECT_EQ(LockInChild(Sha256("other")), "busy");
+}
+
+// On the way to a compile: a sync takes as long as the disk likes.
+TEST_F(KeyLocksTest, ALockWaitsForNoDisk) {
+  const std::string root = temp_.path() + "/store";
+  std::filesystem::create_directory(root);
+  std::filesystem::permissions(root, std::filesystem::perms::owner_all);
+  testing::FaultyFileSystem recorder(&FileSystem::Posix());
+  ASSERT_NE(Locks(&recorder)->Lock(key_, 0), nullptr);
+  EXPECT_EQ(std::count(recorder.log().begin(), recorder.log().end(), "Sync"), 0);
+  EXPECT_EQ(std::count(recorder.log().begin(), recorder.log().end(), "MakeDirectory l"), 1);
 }
 
 // POSIX drops all locks of a process on a file when it closes any descriptor of it.

