@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/elapsed.h"
+#include "base/keep_forever.h"
 #include "base/mutex.h"
 #include "base/single_flight.h"
 #include "base/status_macros.h"
@@ -154,7 +155,7 @@ KernelBuilder::~KernelBuilder() {
   }
   (void)Shutdown(std::numeric_limits<int>::max());
   // The thread that was left comes back to it.
-  if (impl_->abandoned) (void)impl_.release();
+  if (impl_->abandoned) KeepForever(std::move(impl_));
 }
 
 bool KernelBuilder::Shutdown(int timeout_ms) {

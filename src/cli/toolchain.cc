@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/keep_forever.h"
 #include "base/status_macros.h"
 
 namespace tilewright::cli {
@@ -10,7 +11,7 @@ Toolchain::Toolchain(RuntimeOptions options)
     : options_(std::move(options)), logger_(options_.log_level, options_.log_sink) {}
 
 Toolchain::~Toolchain() {
-  if (builder_ != nullptr && !builder_->Shutdown()) (void)store_.store.release();
+  if (builder_ != nullptr && !builder_->Shutdown()) KeepForever(std::move(store_.store));
 }
 
 absl::StatusOr<std::unique_ptr<Toolchain>> Toolchain::Open() {

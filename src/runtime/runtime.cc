@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/elapsed.h"
 #include "base/env.h"
+#include "base/keep_forever.h"
 #include "base/log.h"
 #include "base/mutex.h"
 #include "base/single_flight.h"
@@ -653,7 +654,7 @@ Runtime::~Runtime() {
   // In this order: a stopped tuning begins no compile.
   impl_->tuning->Stop();
   impl_->builder->CancelCompiles();
-  if (!impl_->builder->Shutdown()) (void)impl_->store.release();
+  if (!impl_->builder->Shutdown()) KeepForever(std::move(impl_->store));
 }
 
 absl::StatusOr<std::unique_ptr<Runtime>> RuntimeParts::CreateRuntime(const RuntimeOptions& options,

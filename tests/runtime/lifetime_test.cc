@@ -250,9 +250,11 @@ TEST_F(LifetimeTest, AChildOfAForkMakesARuntimeOfItsOwn) {
 TEST_F(LifetimeTest, AStoreThatHangsDoesNotHoldUpTheEnd) {
   // What is left behind lives on with the process.
   static auto* const directory = new tilewright::testing::TempDirectory;
+  static auto* const kept = new std::vector<std::unique_ptr<tilewright::testing::FaultyFileSystem>>;
   // While an entry is written, and while the totals are.
   for (const char* call : {"Sync", "Rename totals"}) {
-    auto* const hanging = new tilewright::testing::FaultyFileSystem(&FileSystem::Posix());
+    kept->push_back(std::make_unique<tilewright::testing::FaultyFileSystem>(&FileSystem::Posix()));
+    auto* const hanging = kept->back().get();
     auto lines = std::make_unique<std::atomic<int>>(0);
     RuntimeOptions options = StandInOptions();
     options.log_level = LogLevel::kDebug;
