@@ -342,7 +342,8 @@ TEST_F(LifetimeTest, CancelCompilesEndsAWarmup) {
   std::thread canceller([&] {
     while (!done) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      runtime->CancelCompiles();
+      // The one that ends by itself does so first, however slow the machine is.
+      if (runtime->counters().compiles > 0) runtime->CancelCompiles();
     }
   });
   const absl::Status status = runtime->Warmup(specs);

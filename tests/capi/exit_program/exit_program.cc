@@ -25,7 +25,7 @@ bool disk_is_hung = false;
 }  // namespace
 
 // In the place of the C library's, for the library too: this program exports its symbols.
-extern "C" int fsync(int descriptor) {
+extern "C" [[gnu::visibility("default")]] int fsync(int descriptor) {
   while (disk_is_hung) pause();
   return static_cast<int>(syscall(SYS_fsync, descriptor));
 }
