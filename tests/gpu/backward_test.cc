@@ -215,24 +215,41 @@ class BackwardTest : public GpuTest {
   }
 };
 
-TEST_F(BackwardTest, EverySpecIsRightByTheFamilyOfChoice) {
-  Warmup(runtime(), Specs());
-  for (const BackwardSpec& one : Specs()) Check(runtime(), one);
+// The specs in parts, for shards of the suite to share: most of the time is compiling.
+class BackwardPartTest : public BackwardTest, public ::testing::WithParamInterface<int> {
+ public:
+  static constexpr int kParts = 8;
+
+ protected:
+  static std::vector<BackwardSpec> PartOf(const std::vector<BackwardSpec>& all) {
+    std::vector<BackwardSpec> part;
+    for (size_t n = GetParam(); n < all.size(); n += kParts) part.push_back(all[n]);
+    return part;
+  }
+};
+
+TEST_P(BackwardPartTest, EverySpecIsRightByTheFamilyOfChoice) {
+  const std::vector<BackwardSpec> specs = PartOf(Specs());
+  Warmup(runtime(), specs);
+  for (const BackwardSpec& one : specs) Check(runtime(), one);
 }
 
-TEST_F(BackwardTest, EverySpecIsRightByTheSimpleFamily) {
+TEST_P(BackwardPartTest, EverySpecIsRightByTheSimpleFamily) {
   const TemporaryDirectory directory;
   RuntimeOptions options = OptionsFor(directory.path());
   options.family = "attn_bwd_simple";
   const auto simple = Runtime::Create(options);
   ASSERT_TRUE(simple.ok()) << simple.status();
   // Every third of the others: what it does at a dim it does at all.
-  std::vector<BackwardSpec> specs = SimpleSpecs();
+  std::vector<BackwardSpec> all = SimpleSpecs();
   const std::vector<BackwardSpec> others = Specs();
-  for (size_t n = 0; n < others.size(); n += 3) specs.push_back(others[n]);
+  for (size_t n = 0; n < others.size(); n += 3) all.push_back(others[n]);
+  const std::vector<BackwardSpec> specs = PartOf(all);
   Warmup(**simple, specs);
   for (const BackwardSpec& one : specs) Check(**simple, one);
 }
+
+INSTANTIATE_TEST_SUITE_P(All, BackwardPartTest, ::testing::Range(0, BackwardPartTest::kParts));
 
 TEST_F(BackwardTest, TwentyRepetitionsOnFreshDataAreRight) {
   Check(runtime(), {"bwd bf16 b=1 h=4/2 s=260/200 d=64 causal"}, 20);
