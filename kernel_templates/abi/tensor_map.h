@@ -12,11 +12,13 @@ struct alignas(64) TensorMap {
   u64 words[16];
 };
 
-// Bits of FwdSm90Args::by_threads: tensors that no map can describe, because of their alignment or
+// Bits of by_threads: tensors that no map can describe, because of their alignment or
 // strides, and that threads copy element by element.
 inline constexpr u32 kQByThreads = 1;
 inline constexpr u32 kKvByThreads = 2;
 inline constexpr u32 kOByThreads = 4;
+// Of a backward kernel: kQByThreads stands for Q and dO, and this for dK and dV.
+inline constexpr u32 kGradientsByThreads = 8;
 
 // Tiles are numbered within sections of heads, in a section by rows from the last to the first,
 // then by head: under a causal mask long tiles come first, and the K and V of the heads of a
@@ -36,6 +38,25 @@ struct alignas(64) FwdSm90Args {
 };
 static_assert(sizeof(TensorMap) == 128, "host and device must agree");
 static_assert(sizeof(FwdSm90Args) == 576, "host and device must agree");
+
+// Tiles of keys are numbered within sections of heads, in a section by keys from the first to the
+// last, then by head: under a causal mask the tiles with most rows come first, and the Q, dO and dQ
+// of the heads of a section stay in L2.
+struct alignas(64) BwdSm90Args {
+  TensorMap q;
+  TensorMap k;
+  TensorMap v;
+  TensorMap d_o;
+  TensorMap d_k;
+  TensorMap d_v;
+  u32 key_tiles;      // of a head
+  u32 tiles;          // of all heads
+  u32 heads;          // batch * heads_kv
+  u32 section_heads;  // at least 1
+  u32 by_threads;     // k*ByThreads
+  u32 padding_[11];
+};
+static_assert(sizeof(BwdSm90Args) == 832, "host and device must agree");
 
 }  // namespace abi
 }  // namespace tilewright

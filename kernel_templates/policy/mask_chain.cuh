@@ -11,6 +11,9 @@
 //   RowKeys(problem, i, params) -> KeyInterval
 //       keys outside are not kept for row i; with kIsInterval, the others are. Without it no block
 //       is known to be full: full_begin == full_end == begin.
+//   KeyRows(problem, j, params) -> RowInterval
+//       with kIsInterval: the rows that see key j, which are neighbours because RowKeys moves one
+//       way as rows go up
 //   kCutsLeft
 //       whether full_begin may be above begin
 //   Full(problem, q_begin, q_end, kv_begin, kv_end, params)
@@ -85,6 +88,12 @@ TILEWRIGHT_HOST_DEVICE BlockRange Intersect(const BlockRange& a, const BlockRang
 
 // Keys [begin, end).
 struct KeyInterval {
+  i64 begin;
+  i64 end;
+};
+
+// Rows [begin, end).
+struct RowInterval {
   i64 begin;
   i64 end;
 };
@@ -164,6 +173,16 @@ struct MaskChain {
     };
     (intersect(Masks::RowKeys(problem, i, params)), ...);
     return keys;
+  }
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static RowInterval KeyRows(const Problem& problem, i64 j,
+                                                    [[maybe_unused]] const Params& params) {
+    RowInterval rows = {0, j < problem.seqlen_kv ? problem.seqlen_q : 0};
+    [[maybe_unused]] const auto intersect = [&rows](const RowInterval& other) {
+      rows = {Max(rows.begin, other.begin), Min(rows.end, other.end)};
+    };
+    (intersect(Masks::KeyRows(problem, j, params)), ...);
+    return rows;
   }
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static BlockRange NBlocks(const Problem& problem,

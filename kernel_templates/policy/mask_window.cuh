@@ -26,6 +26,14 @@ struct Window {
             diagonal + (right < 0 ? reach : Min(right, reach)) + 1};
   }
 
+  // The same rule as the rows of a key, not clamped either.
+  TILEWRIGHT_HOST_DEVICE RowInterval KeyRows(const Problem& problem, i64 j) const {
+    const i64 reach = problem.seqlen_q + problem.seqlen_kv;
+    const i64 diagonal = j - DiagonalKey<kAlign>(problem, 0);
+    return {diagonal - (right < 0 ? reach : Min(right, reach)),
+            diagonal + (left < 0 ? reach : Min(left, reach)) + 1};
+  }
+
   TILEWRIGHT_HOST_DEVICE bool Full(const Problem& problem, i64 q_begin, i64 q_end, i64 kv_begin,
                                    i64 kv_end) const {
     return RowKeys(problem, q_end - 1).begin <= kv_begin && RowKeys(problem, q_begin).end >= kv_end;
@@ -48,6 +56,10 @@ struct MaskCausal {
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static KeyInterval RowKeys(const Problem& problem, i64 i, const Params&) {
     return Window<kAlign>{-1, 0}.RowKeys(problem, i);
+  }
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static RowInterval KeyRows(const Problem& problem, i64 j, const Params&) {
+    return Window<kAlign>{-1, 0}.KeyRows(problem, j);
   }
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static BlockRange NBlocks(const Problem& problem, i64 q_begin, i64 q_end,
@@ -82,6 +94,11 @@ struct MaskWindow {
   TILEWRIGHT_HOST_DEVICE static KeyInterval RowKeys(const Problem& problem, i64 i,
                                                     const Params& params) {
     return Window<kAlign>{params.window.left, params.window.right}.RowKeys(problem, i);
+  }
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static RowInterval KeyRows(const Problem& problem, i64 j,
+                                                    const Params& params) {
+    return Window<kAlign>{params.window.left, params.window.right}.KeyRows(problem, j);
   }
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static BlockRange NBlocks(const Problem& problem, i64 q_begin, i64 q_end,

@@ -84,6 +84,7 @@ AttentionSpec SpecOfKernel(const AttentionSpec& spec, const plan::KernelPlan& ke
       simple.deterministic = false;  // it always is
       return simple;
     }
+    case plan::Family::kBwdSm90:
     case plan::Family::kBwdSm80: {
       AttentionSpec tensors = spec;
       tensors.sinks_gradient = false;  // attn_bwd_terms

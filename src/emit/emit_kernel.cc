@@ -103,6 +103,8 @@ std::string PlanName(const KernelPlan& plan) {
     case Family::kBwdSimple:
     case Family::kBwdTerms:
       return absl::StrCat("m", plan.block_m, "w", plan.warps, "p", plan.panel);
+    case Family::kBwdSm90:
+      return absl::StrCat("m", plan.block_m, "n", plan.block_n, "s", plan.stages);
     case Family::kBwdSm80:
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "k",
                           plan.key_warps, "q", plan.dq_row_warps, "s", plan.stages);
@@ -173,6 +175,8 @@ Member MemberOf(const ParamSlot& slot, const AttentionSpec& spec) {
       return {"abi::DropoutArgs dropout", "dropout"};
     case ParamSlotKind::kFwdSm90:
       return {"abi::FwdSm90Args sm90", "sm90"};
+    case ParamSlotKind::kBwdSm90:
+      return {"abi::BwdSm90Args sm90", "sm90"};
     case ParamSlotKind::kUserArray: {
       const SnippetArray& array = spec.snippet_arrays[slot.index];
       return {absl::StrCat("const ", Piece(SnippetTypeName(array.type)), "* user_", array.name),
@@ -403,6 +407,14 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
     case Family::kFwdSimple:
       config.Int("kPanel", plan.panel);
       break;
+    case Family::kBwdSm90: {
+      const RegisterSplit split = RegistersOf(plan);
+      config.Int("kStages", plan.stages)
+          .Int("kLoaderRegisters", split.loader)
+          .Int("kConsumerRegisters", split.consumer)
+          .Using("Wgmma", "AttentionWgmma");
+      break;
+    }
     case Family::kBwdSm80:
       config.Int("kKeyWarps", plan.key_warps)
           .Int("kDqRowWarps", plan.dq_row_warps)
@@ -486,6 +498,8 @@ FamilyText TextOf(Family family) {
       return {.header = "family/attn_fwd_sm80.cuh", .scope = "fwd_sm80"};
     case Family::kFwdSimple:
       return {.header = "family/attn_fwd_simple.cuh", .scope = "fwd_simple"};
+    case Family::kBwdSm90:
+      return {.header = "family/attn_bwd_sm90.cuh", .scope = "bwd_sm90"};
     case Family::kBwdSm80:
       return {.header = "family/attn_bwd_sm80.cuh", .scope = "bwd_sm80"};
     case Family::kBwdSimple:
@@ -535,15 +549,14 @@ absl::StatusOr<artifact::KernelSource> EmitKernel(const AttentionSpec& full_spec
   if (!spec.score_snippet.empty()) source.generated_headers.push_back(UserScorePolicy(spec));
   if (!spec.mask_snippet.empty()) source.generated_headers.push_back(UserMaskPolicy(spec));
 
-  if (plan.family == Family::kFwdSm90) {
-    source.generated_headers.push_back(WgmmaHeader(spec, plan));
-  }
+  const bool has_wgmma = plan.family == Family::kFwdSm90 || plan.family == Family::kBwdSm90;
+  if (has_wgmma) source.generated_headers.push_back(WgmmaHeader(spec, plan));
 
   std::string includes = absl::StrCat("#include \"", Piece(family.header), "\"\n");
   for (const std::string& header : policies.includes()) {
     absl::StrAppend(&includes, "#include \"", header, "\"\n");
   }
-  if (plan.family == Family::kFwdSm90) {
+  if (has_wgmma) {
     absl::StrAppend(&includes, "#include \"", Piece(kWgmmaHeader), "\"\n");
   }
   const std::string cluster =

@@ -299,6 +299,7 @@ std::string SlotText(const AttentionSpec& spec, const Sizes& sizes, const plan::
                           static_cast<uint32_t>(static_cast<double>(spec.dropout) * 0x1p32), "u, ",
                           FloatText(1 / (1 - spec.dropout)), "};\n");
     case ParamSlotKind::kFwdSm90:
+    case ParamSlotKind::kBwdSm90:
       return "";
     case ParamSlotKind::kUserArray: {
       const SnippetArray& array = spec.snippet_arrays[slot.index];
@@ -352,6 +353,15 @@ artifact::SourceFile HarnessProgram(const AttentionSpec& spec, const plan::Kerne
                     row_tiles, ";\n  params.sm90.tiles = ", tiles,
                     ";\n  params.sm90.heads = ", spec.batch * spec.heads_q,
                     ";\n  params.sm90.section_heads = 1;\n");
+  }
+  if (plan.family == plan::Family::kBwdSm90) {
+    const int64_t key_tiles = (spec.seqlen_kv + plan.block_n - 1) / plan.block_n;
+    const int64_t heads = spec.batch * spec.heads_kv;
+    absl::StrAppend(&arguments, "  // Without tensor maps, which only the driver makes.\n",
+                    "  params.sm90.by_threads = abi::kQByThreads | abi::kKvByThreads | "
+                    "abi::kGradientsByThreads;\n  params.sm90.key_tiles = ",
+                    key_tiles, ";\n  params.sm90.tiles = ", key_tiles * heads,
+                    ";\n  params.sm90.heads = ", heads, ";\n  params.sm90.section_heads = 1;\n");
   }
   AttentionArgs args;
   args.batch = spec.batch;

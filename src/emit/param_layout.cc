@@ -54,10 +54,13 @@ ParamLayout MakeParamLayout(const AttentionSpec& spec, const plan::KernelPlan& k
   }
   add(kernel.split || kernel.family == plan::Family::kCombine, Kind::kParts,
       sizeof(abi::PartsArgs));
-  if (kernel.family == plan::Family::kFwdSm90) {
-    constexpr int kAlign = alignof(abi::FwdSm90Args);
+  const bool is_fwd_sm90 = kernel.family == plan::Family::kFwdSm90;
+  const bool is_bwd_sm90 = kernel.family == plan::Family::kBwdSm90;
+  if (is_fwd_sm90 || is_bwd_sm90) {
+    constexpr int kAlign = alignof(abi::TensorMap);
     layout.size = (layout.size + kAlign - 1) / kAlign * kAlign;
-    add(true, Kind::kFwdSm90, sizeof(abi::FwdSm90Args));
+    add(is_fwd_sm90, Kind::kFwdSm90, sizeof(abi::FwdSm90Args));
+    add(is_bwd_sm90, Kind::kBwdSm90, sizeof(abi::BwdSm90Args));
   }
   return layout;
 }

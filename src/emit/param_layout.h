@@ -34,6 +34,7 @@ enum class ParamSlotKind {
   kUserScalar,         // 8 bytes: float in the low four, or int64
   kParts,              // abi::PartsArgs
   kFwdSm90,            // abi::FwdSm90Args, on a multiple of 64
+  kBwdSm90,            // abi::BwdSm90Args, likewise
 };
 
 struct ParamSlot {

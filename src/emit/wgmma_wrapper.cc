@@ -1,6 +1,7 @@
 #include "emit/wgmma_wrapper.h"
 
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -49,60 +50,149 @@ int64_t OffsetAlongColumns(int step, int64_t panel_rows) {
          kUnit;
 }
 
-std::string ScoresFunction(int n, int steps, int64_t q_rows, const char* type) {
-  const int registers = n / 2;
-  std::string body = Line("{.reg .b64 a, b; .reg .pred first, more;") +
-                     Line("setp.ne.b32 first, 0, 0; setp.ne.b32 more, 1, 0;");
+// A step along the rows of such a tile.
+int64_t OffsetAlongRows(int step) { return int64_t{step} * kStepK * kPanelRowBytes / kUnit; }
+
+// One factor of a product.
+struct Operand {
+  const char* name;
+  enum Place { kRegisters, kAlongColumns, kAlongRows } place;  // which way K goes in shared memory
+  int64_t panel_rows = 0;  // of a tile where K goes along columns
+
+  int64_t Offset(int step) const {
+    return place == kAlongColumns ? OffsetAlongColumns(step, panel_rows) : OffsetAlongRows(step);
+  }
+  int transposed() const { return place == kAlongRows ? 1 : 0; }
+};
+
+struct Product {
+  const char* name;
+  std::string comment;
+  int n;
+  int steps;
+  Operand a;
+  Operand b;
+  bool accumulates;
+};
+
+// One function: all steps of a product in one block of assembly.
+std::string ProductFunction(const Product& product, const char* type) {
+  const int registers = product.n / 2, steps = product.steps;
+  const bool from_registers = product.a.place == Operand::kRegisters;
+  const int a_words = from_registers ? 4 * steps : 0;
+  const std::string mnemonic = Mnemonic(product.n, type);
+  std::string body = Line(absl::StrCat("{.reg .b64 ", from_registers ? "" : "a, ", "b; .reg .pred ",
+                                       product.accumulates ? "" : "first, ", "more;")) +
+                     Line(absl::StrCat(product.accumulates ? "" : "setp.ne.b32 first, 0, 0; ",
+                                       "setp.ne.b32 more, 1, 0;"));
+  const int b_operand = registers + a_words + (from_registers ? 0 : 1);
   for (int step = 0; step < steps; ++step) {
+    const std::string a_text = from_registers ? ""
+                                              : absl::StrCat("add.s64 a, %", registers, ", ",
+                                                             product.a.Offset(step), "; ");
+    const std::string a_operand =
+        from_registers ? absl::StrCat("{", Operands(registers + 4 * step, 4), "}") : "a";
     absl::StrAppend(
         &body,
-        Line(absl::StrCat("add.s64 a, %", registers, ", ", OffsetAlongColumns(step, q_rows),
-                          "; add.s64 b, %", registers + 1, ", ", OffsetAlongColumns(step, n), ";")),
-        Line(absl::StrCat(Mnemonic(n, type), " {", Operands(0, registers), "}, a, b, ",
-                          step == 0 ? "first" : "more", ", 1, 1, 0, 0;")));
+        Line(absl::StrCat(a_text, "add.s64 b, %", b_operand, ", ", product.b.Offset(step), ";")),
+        Line(absl::StrCat(mnemonic, " {", Operands(0, registers), "}, ", a_operand, ", b, ",
+                          step == 0 && !product.accumulates ? "first" : "more", ", 1, 1, ",
+                          from_registers ? "" : absl::StrCat(product.a.transposed(), ", "),
+                          product.b.transposed(), ";")));
   }
-  return absl::StrCat("  // d = q k^T: ", steps, " steps of m64n", n,
-                      "k16; what d held is ignored.\n",
-                      "  static __device__ __forceinline__ void Scores(float (&d)[", registers,
-                      "], u64 q, u64 k) {\n    asm volatile(\n", body, Line("}"), "        : ",
-                      Bindings("+f", "d", registers),
-                      "\n        : \"l\"(q), \"l\"(k)\n        : \"memory\");\n  }\n");
+  const std::string a_parameter =
+      from_registers ? absl::StrCat("const u32 (&", product.a.name, ")[", a_words, "]")
+                     : absl::StrCat("u64 ", product.a.name);
+  const std::string a_binding = from_registers ? Bindings("r", product.a.name, a_words)
+                                               : absl::StrCat("\"l\"(", product.a.name, ")");
+  return absl::StrCat("  // ", product.comment, ": ", steps, " steps of m64n", product.n, "k16",
+                      product.accumulates ? "" : "; what d held is ignored", ".\n",
+                      "  static __device__ __forceinline__ void ", product.name, "(float (&d)[",
+                      registers, "], ", a_parameter, ", u64 ", product.b.name,
+                      ") {\n    asm volatile(\n", body, Line("}"), "        : ",
+                      Bindings("+f", "d", registers), "\n        : ", a_binding, ", \"l\"(",
+                      product.b.name, ")\n        : \"memory\");\n  }\n");
 }
 
-std::string ValuesFunction(int n, int block_n, const char* type) {
-  const int registers = n / 2;
-  const int steps = block_n / kStepK;
-  std::string body = Line("{.reg .b64 b; .reg .pred more;") + Line("setp.ne.b32 more, 1, 0;");
-  for (int step = 0; step < steps; ++step) {
-    absl::StrAppend(&body,
-                    Line(absl::StrCat("add.s64 b, %", registers + 4 * steps, ", ",
-                                      step * kStepK * kPanelRowBytes / kUnit, ";")),
-                    Line(absl::StrCat(Mnemonic(n, type), " {", Operands(0, registers), "}, {",
-                                      Operands(registers + 4 * step, 4), "}, b, more, 1, 1, 1;")));
-  }
-  return absl::StrCat("  // d += p v: ", steps, " steps of m64n", n, "k16.\n",
-                      "  static __device__ __forceinline__ void Values(float (&d)[", registers,
-                      "], const u32 (&p)[", 4 * steps, "], u64 v) {\n    asm volatile(\n", body,
-                      Line("}"), "        : ", Bindings("+f", "d", registers),
-                      "\n        : ", Bindings("r", "p", 4 * steps),
-                      ", \"l\"(v)\n        : \"memory\");\n  }\n");
+int StepsOf(int64_t dim) { return static_cast<int>((dim + kStepK - 1) / kStepK); }
+
+std::vector<Product> ForwardProducts(const AttentionSpec& spec, const plan::KernelPlan& plan) {
+  // Eight columns of ones behind V.
+  const int v_columns = static_cast<int>(spec.dim_v) + (plan.ones ? 8 : 0);
+  return {{.name = "Scores",
+           .comment = "d = q k^T",
+           .n = plan.block_n,
+           .steps = StepsOf(spec.dim_qk),
+           .a = {"q", Operand::kAlongColumns, plan.block_m},
+           .b = {"k", Operand::kAlongColumns, plan.block_n},
+           .accumulates = false},
+          {.name = "Values",
+           .comment = "d += p v",
+           .n = v_columns,
+           .steps = StepsOf(plan.block_n),
+           .a = {"p", Operand::kRegisters},
+           .b = {"v", Operand::kAlongRows},
+           .accumulates = true}};
+}
+
+std::vector<Product> BackwardProducts(const AttentionSpec& spec, const plan::KernelPlan& plan) {
+  // Warpgroups share dQ by rows or, with one panel of these, by panels of columns.
+  const int dq_columns =
+      plan.block_m > kPanelColumns ? static_cast<int>(spec.dim_qk) : kPanelColumns;
+  return {{.name = "Scores",
+           .comment = "d = k q^T",
+           .n = plan.block_m,
+           .steps = StepsOf(spec.dim_qk),
+           .a = {"k", Operand::kAlongColumns, plan.block_n},
+           .b = {"q", Operand::kAlongColumns, plan.block_m},
+           .accumulates = false},
+          {.name = "WeightGradients",
+           .comment = "d = v d_o^T",
+           .n = plan.block_m,
+           .steps = StepsOf(spec.dim_v),
+           .a = {"v", Operand::kAlongColumns, plan.block_n},
+           .b = {"d_o", Operand::kAlongColumns, plan.block_m},
+           .accumulates = false},
+          {.name = "Dv",
+           .comment = "d += p d_o",
+           .n = static_cast<int>(spec.dim_v),
+           .steps = StepsOf(plan.block_m),
+           .a = {"p", Operand::kRegisters},
+           .b = {"d_o", Operand::kAlongRows},
+           .accumulates = true},
+          {.name = "Dk",
+           .comment = "d += ds q",
+           .n = static_cast<int>(spec.dim_qk),
+           .steps = StepsOf(plan.block_m),
+           .a = {"ds", Operand::kRegisters},
+           .b = {"q", Operand::kAlongRows},
+           .accumulates = true},
+          {.name = "Dq",
+           .comment = "d = ds^T k",
+           .n = dq_columns,
+           .steps = StepsOf(plan.block_n),
+           .a = {"ds", Operand::kAlongRows},
+           .b = {"k", Operand::kAlongRows},
+           .accumulates = false}};
 }
 
 }  // namespace
 
 artifact::SourceFile WgmmaHeader(const AttentionSpec& spec, const plan::KernelPlan& plan) {
   const char* type = spec.type == ElementType::kFp16 ? "f16" : "bf16";
-  const int steps = static_cast<int>((spec.dim_qk + kStepK - 1) / kStepK);
-  // Eight columns of ones behind V.
-  const int v_columns = static_cast<int>(spec.dim_v) + (plan.ones ? 8 : 0);
+  std::string functions;
+  for (const Product& product : spec.operation == Operation::kForward
+                                    ? ForwardProducts(spec, plan)
+                                    : BackwardProducts(spec, plan)) {
+    absl::StrAppend(&functions, ProductFunction(product, type));
+  }
   artifact::SourceFile file;
   file.name = std::string(kWgmmaHeader);
   file.text = absl::StrCat(
       "// Emitted by tilewright for tiles of ", plan.block_m, " rows and ", plan.block_n,
       " keys.\n#ifndef TILEWRIGHT_GENERATED_WGMMA_CUH_\n#define TILEWRIGHT_GENERATED_WGMMA_CUH_\n\n"
       "#include \"core/types.cuh\"\n\nnamespace tilewright {\n\nstruct AttentionWgmma {\n",
-      ScoresFunction(plan.block_n, steps, plan.block_m, type),
-      ValuesFunction(v_columns, plan.block_n, type),
+      functions,
       "};\n\n}  // namespace tilewright\n\n#endif  // TILEWRIGHT_GENERATED_WGMMA_CUH_\n");
   return file;
 }

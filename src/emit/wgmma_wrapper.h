@@ -15,8 +15,10 @@ namespace tilewright::emit {
 // Path of the generated header in the kernel's sources.
 inline constexpr std::string_view kWgmmaHeader = "generated/wgmma.cuh";
 
-// struct AttentionWgmma with Scores (S = Q K^T, both operands in shared memory) and Values
-// (O += P V, P in registers) for the tile of `plan`, a plan of attn_fwd_sm90.
+// struct AttentionWgmma for the tile of `plan`. Of attn_fwd_sm90: Scores (S = Q K^T, both operands
+// in shared memory) and Values (O += P V, P in registers). Of attn_bwd_sm90: Scores (K Q^T),
+// WeightGradients (V dO^T), Dv (P dO) and Dk (dS Q) with the first factor in registers, and
+// Dq (dS^T K).
 artifact::SourceFile WgmmaHeader(const AttentionSpec& spec, const plan::KernelPlan& plan);
 
 }  // namespace tilewright::emit

@@ -99,17 +99,17 @@ FamilyAnswer Refuse(const PlanRequest& request) {
   return answer;
 }
 
-KernelPlan PlanFinish(const KernelPlan& main) {
+}  // namespace
+
+KernelPlan PlanBwdFinish(const std::string& target, int block_m) {
   KernelPlan plan;
   plan.family = Family::kBwdFinish;
-  plan.target = main.target;
+  plan.target = target;
   plan.warps = 4;
-  plan.block_m = main.block_m;
+  plan.block_m = block_m;
   plan.smem_bytes = sizeof(float);
   return plan;
 }
-
-}  // namespace
 
 int64_t BwdSm80SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, int64_t dim_v) {
   const int64_t row = 2 * (Pitch(RoundUp(dim_qk, 16)) + Pitch(RoundUp(dim_v, 16)));
@@ -144,7 +144,7 @@ FamilyAnswer PlanBwdSm80(const PlanRequest& request) {
     plan.stages = tiles.stages;
     plan.smem_bytes = smem;
     plan.before = {PlanBwdPrep(plan.target, plan.block_m)};
-    plan.after = {PlanFinish(plan)};
+    plan.after = {PlanBwdFinish(plan.target, plan.block_m)};
     const bool has_terms =
         spec.alibi_gradient || std::any_of(spec.bias.begin(), spec.bias.end(),
                                            [](const BiasTerm& term) { return term.gradient; });

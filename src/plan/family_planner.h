@@ -88,6 +88,13 @@ KernelPlan PlanBwdTerms(const PlanRequest& request);
 // The kernel that goes before every backward; `block_m`: rows of a tile of dQ's sums, 0 for none.
 KernelPlan PlanBwdPrep(const std::string& target, int block_m);
 
+// The kernel that goes after a family that adds dQ up in memory, in tiles of `block_m` rows.
+KernelPlan PlanBwdFinish(const std::string& target, int block_m);
+
+// attn_bwd_sm90, with attn_bwd_prep before it and attn_bwd_finish after it.
+int64_t BwdSm90SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, int64_t dim_v);
+FamilyAnswer PlanBwdSm90(const PlanRequest& request);
+
 // attn_bwd_sm80, with attn_bwd_prep before it and attn_bwd_finish after it.
 int64_t BwdSm80SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, int64_t dim_v);
 FamilyAnswer PlanBwdSm80(const PlanRequest& request);

@@ -14,10 +14,10 @@
 namespace tilewright::plan {
 namespace {
 
-constexpr Family kAllFamilies[] = {Family::kDecode,    Family::kDecodeWide, Family::kFwdSm90,
-                                   Family::kFwdSm80,   Family::kFwdSimple,  Family::kCombine,
-                                   Family::kBwdSm80,   Family::kBwdSimple,  Family::kBwdPrep,
-                                   Family::kBwdFinish, Family::kBwdTerms};
+constexpr Family kAllFamilies[] = {Family::kDecode,  Family::kDecodeWide, Family::kFwdSm90,
+                                   Family::kFwdSm80, Family::kFwdSimple,  Family::kCombine,
+                                   Family::kBwdSm90, Family::kBwdSm80,    Family::kBwdSimple,
+                                   Family::kBwdPrep, Family::kBwdFinish,  Family::kBwdTerms};
 
 // A word of the text form: its prefix and the field behind it, read as a number.
 struct Word {
@@ -40,10 +40,10 @@ struct Flag {
   bool KernelPlan::*field;
 };
 constexpr Flag kFlags[] = {
-    {"peeled", &KernelPlan::peeled}, {"narrow", &KernelPlan::narrow_rows},  {"split", &KernelPlan::split},
-    {"opt", &KernelPlan::optimistic}, {"ones", &KernelPlan::ones},
-    {"pp", &KernelPlan::ping_pong},   {"own_o", &KernelPlan::own_o},
-    {"over_v", &KernelPlan::over_v},
+    {"peeled", &KernelPlan::peeled}, {"narrow", &KernelPlan::narrow_rows},
+    {"split", &KernelPlan::split},   {"opt", &KernelPlan::optimistic},
+    {"ones", &KernelPlan::ones},     {"pp", &KernelPlan::ping_pong},
+    {"own_o", &KernelPlan::own_o},   {"over_v", &KernelPlan::over_v},
 };
 
 // False when `word` is none of the plan's words.
@@ -97,6 +97,8 @@ std::string_view FamilyName(Family family) {
       return "attn_fwd_simple";
     case Family::kCombine:
       return "attn_combine";
+    case Family::kBwdSm90:
+      return "attn_bwd_sm90";
     case Family::kBwdSm80:
       return "attn_bwd_sm80";
     case Family::kBwdSimple:

@@ -21,6 +21,7 @@ enum class Family {
   kFwdSm80,
   kFwdSimple,
   kCombine,
+  kBwdSm90,
   kBwdSm80,
   kBwdSimple,
   kBwdPrep,
@@ -55,9 +56,9 @@ struct KernelPlan {
   int chunk = 0;          // attn_decode: blocks of keys in each part; 0: shares that fill the board
   int tile_rows = 0;      // attn_combine after attn_decode: rows of its tiles
   int slots = 0;          // with split: blocks that run at a time on the board planned for
-  // attn_fwd_sm90: `warps` are those of a loading warpgroup and of `consumers` computing ones, with
-  // 64 query rows each.
-  int consumers = 0;        // 1 to 4
+  // attn_fwd_sm90, attn_bwd_sm90: `warps` are those of a loading warpgroup and of `consumers`
+  // computing ones, with 64 query rows each, or 64 keys.
+  int consumers = 0;        // 1 to 4; backward 2
   int cluster = 0;          // blocks that load K and V for each other, 1 or 2
   int max_grid = 0;         // at most so many clusters, which walk the tiles; 0: one for each tile
   bool optimistic = false;  // no row maxima in tiles that need no mask

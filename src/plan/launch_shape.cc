@@ -131,7 +131,7 @@ CallPlan PlanCall(const KernelPlan& plan, const AttentionSpec& spec, const Atten
   }
   if (spec.operation == Operation::kBackward) {
     add(Region::kRowStats, TotalRows(spec, args) * 8);
-    if (plan.family == Family::kBwdSm80) {
+    if (plan.family == Family::kBwdSm80 || plan.family == Family::kBwdSm90) {
       call.dq_tiles_of_head = DqTilesOfHead(plan.block_m, spec, args);
       const int64_t tiles =
           (IsPacked(spec, args) ? 1 : args.batch) * spec.heads_q * call.dq_tiles_of_head;
@@ -176,6 +176,7 @@ LaunchShape ComputeLaunchShape(const KernelPlan& kernel, const AttentionSpec& sp
     case Family::kFwdSimple:
       shape.grid = static_cast<uint32_t>(Blocks(tiles, call.parts));
       break;
+    case Family::kBwdSm90:
     case Family::kBwdSm80:
       shape.grid = static_cast<uint32_t>(KeyTiles(kernel.block_n, spec, args));
       break;

@@ -15,6 +15,7 @@ constexpr FamilyRow kFamilies[] = {
     {Family::kFwdSm90, /*last_resort=*/false, PlanFwdSm90},
     {Family::kFwdSm80, /*last_resort=*/false, PlanFwdSm80},
     {Family::kFwdSimple, /*last_resort=*/true, PlanFwdSimple},
+    {Family::kBwdSm90, /*last_resort=*/false, PlanBwdSm90, Operation::kBackward},
     {Family::kBwdSm80, /*last_resort=*/false, PlanBwdSm80, Operation::kBackward},
     {Family::kBwdSimple, /*last_resort=*/true, PlanBwdSimple, Operation::kBackward},
 };

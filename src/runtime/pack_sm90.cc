@@ -46,13 +46,55 @@ bool Encode(const device::DriverApi& api, const AttentionSpec& spec, const Tenso
       map);
 }
 
-}  // namespace
+// Of a section of heads Q, dO and the fp32 sums of dQ stay in L2 while its tiles run.
+constexpr int64_t kBwdSectionBytes = int64_t{40} << 20;
 
-absl::Status PackSm90(const device::DriverApi& api, const plan::KernelPlan& plan,
-                      const AttentionSpec& spec, const emit::ParamLayout& layout,
-                      const AttentionArgs& args, std::byte* params) {
-  const emit::ParamSlot& slot = layout.slots.back();
-  if (slot.kind != emit::ParamSlotKind::kFwdSm90) return absl::OkStatus();
+// Heads of keys whose tiles are walked together, those with most rows first. Without a causal mask
+// tiles are equally long, and one head after the other is best for L2.
+int64_t BwdSectionHeads(const AttentionSpec& spec, const AttentionArgs& args, int64_t heads) {
+  if (spec::EffectiveWindowRight(spec) < 0) return 1;
+  const int64_t bytes_per_head = spec::GroupSize(spec) * std::max<int64_t>(args.seqlen_q, 1) *
+                                 (spec.dim_qk * 6 + spec.dim_v * 2);
+  return std::clamp<int64_t>(kBwdSectionBytes / bytes_per_head, 1, std::max<int64_t>(heads, 1));
+}
+
+absl::Status PackBwd(const device::DriverApi& api, const plan::KernelPlan& plan,
+                     const AttentionSpec& spec, const AttentionArgs& args, std::byte* slot) {
+  const int64_t key_tiles = (args.seqlen_kv + plan.block_n - 1) / plan.block_n;
+  int64_t heads = 0, tiles = 0;
+  if (args.seqlen_q > kMax - 2 * plan.block_m || args.seqlen_kv > kMax - 2 * plan.block_n ||
+      __builtin_mul_overflow(args.batch, spec.heads_kv, &heads) ||
+      __builtin_mul_overflow(heads, key_tiles, &tiles) || tiles > kMax) {
+    return absl::UnimplementedError(absl::StrCat(
+        "batch = ", args.batch, ", seqlen_q = ", args.seqlen_q, ", seqlen_kv = ", args.seqlen_kv,
+        ": rows and tiles of attn_bwd_sm90 are counted with 31 bits"));
+  }
+  abi::BwdSm90Args out = {};
+  const auto of_rows = [&](const auto& tensor, int64_t dim, abi::TensorMap* map) {
+    return Encode(api, spec, tensor, dim, args.seqlen_q, spec.heads_q, args.batch, plan.block_m,
+                  map);
+  };
+  const auto of_keys = [&](const auto& tensor, int64_t dim, int box_rows, abi::TensorMap* map) {
+    return Encode(api, spec, tensor, dim, args.seqlen_kv, spec.heads_kv, args.batch, box_rows, map);
+  };
+  const bool q = of_rows(args.q, spec.dim_qk, &out.q) && of_rows(args.d_o, spec.dim_v, &out.d_o);
+  const bool kv = of_keys(args.k, spec.dim_qk, plan.block_n, &out.k) &&
+                  of_keys(args.v, spec.dim_v, plan.block_n, &out.v);
+  // A warpgroup stores its own 64 rows.
+  const bool gradients = of_keys(args.d_k, spec.dim_qk, /*box_rows=*/64, &out.d_k) &&
+                         of_keys(args.d_v, spec.dim_v, /*box_rows=*/64, &out.d_v);
+  out.key_tiles = static_cast<uint32_t>(key_tiles);
+  out.tiles = static_cast<uint32_t>(tiles);
+  out.heads = static_cast<uint32_t>(heads);
+  out.section_heads = static_cast<uint32_t>(BwdSectionHeads(spec, args, heads));
+  out.by_threads = (q ? 0 : abi::kQByThreads) | (kv ? 0 : abi::kKvByThreads) |
+                   (gradients ? 0 : abi::kGradientsByThreads);
+  std::memcpy(slot, &out, sizeof(out));
+  return absl::OkStatus();
+}
+
+absl::Status PackFwd(const device::DriverApi& api, const plan::KernelPlan& plan,
+                     const AttentionSpec& spec, const AttentionArgs& args, std::byte* slot) {
   const bool packed_q = spec.varlen && args.cu_seqlens_q != nullptr;
   const bool packed_kv = spec.varlen && args.cu_seqlens_kv != nullptr;
   const int64_t q_rows = packed_q ? args.total_q : args.seqlen_q;
@@ -86,7 +128,22 @@ absl::Status PackSm90(const device::DriverApi& api, const plan::KernelPlan& plan
   out.section_heads = static_cast<uint32_t>(SectionHeads(plan, spec, args, heads));
   out.by_threads =
       (q ? 0 : abi::kQByThreads) | (k && v ? 0 : abi::kKvByThreads) | (o ? 0 : abi::kOByThreads);
-  std::memcpy(params + slot.offset, &out, sizeof(out));
+  std::memcpy(slot, &out, sizeof(out));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status PackSm90(const device::DriverApi& api, const plan::KernelPlan& plan,
+                      const AttentionSpec& spec, const emit::ParamLayout& layout,
+                      const AttentionArgs& args, std::byte* params) {
+  const emit::ParamSlot& slot = layout.slots.back();
+  if (slot.kind == emit::ParamSlotKind::kFwdSm90) {
+    return PackFwd(api, plan, spec, args, params + slot.offset);
+  }
+  if (slot.kind == emit::ParamSlotKind::kBwdSm90) {
+    return PackBwd(api, plan, spec, args, params + slot.offset);
+  }
   return absl::OkStatus();
 }
 

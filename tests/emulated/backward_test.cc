@@ -11,19 +11,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "arch/arch_traits.h"
-#include "arch/board_profile.h"
-#include "base/status_macros.h"
-#include "emit/code_spec.h"
-#include "emit/emit_kernel.h"
-#include "emit/param_layout.h"
-#include "plan/launch_shape.h"
-#include "plan/planner.h"
 #include "reference/reference.h"
-#include "runtime/pack_args.h"
 #include "spec/canonical.h"
 #include "spec/validate.h"
-#include "tests/emulated/emulated_kernel.h"
+#include "tests/emulated/emulated_call.h"
 #include "tests/reference/backward_case.h"
 #include "tests/reference/host_case.h"
 
@@ -61,7 +52,22 @@ void ShiftLogits(HostCase& c) {
   for (int64_t n = 0; n < c.bias[0].count(); ++n) c.bias[0].Set(n, -128);
 }
 
+// Of attn_bwd_sm90.
+std::vector<Scenario> Sm90Scenarios() {
+  return {
+      {"bwd bf16 b=1 h=2/1 s=150/170 d=64 causal"},
+      {"bwd fp16 b=2 h=2/1 s=130/260 d=128"},
+      {"bwd bf16 b=1 h=2 s=70/300 d=72/40 causal=top_left"},
+      {"bwd bf16 b=1 h=1 s=300/150 d=40 window=30,5 lse_base=2"},
+      {"bwd fp16 b=1 h=2 s=200/100 d=128 causal sinks sinks_grad"},
+      {"bwd bf16 b=1 h=3/1 s=64/128 d=96 layout=sbhd"},
+      {"bwd bf16 b=2 h=2/1 s=33/0 d=16 sinks sinks_grad"},
+      {"bwd bf16 b=2 h=2/1 s=140/133 d=16/24 exact layout=bhsd empty_lse=+inf"},
+  };
+}
+
 std::vector<Scenario> Scenarios(plan::Family family) {
+  if (family == plan::Family::kBwdSm90) return Sm90Scenarios();
   const bool simple = family == plan::Family::kBwdSimple;
   std::vector<Scenario> all = {
       {"bwd bf16 b=1 h=2/1 s=70/37 d=64 causal"},
@@ -145,14 +151,10 @@ TEST_P(EmulatedBackwardTest, AgreesWithTheReference) {
   });
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   const AttentionSpec spec = spec::Canonicalise(*parsed);
-  const auto traits = arch::FindArchTraits("sm_90a");
-  const auto board = arch::DefaultBoardProfile("sm_90a");
-  ASSERT_TRUE(traits.ok() && board.ok());
-  const auto decision =
-      plan::Best({.spec = spec, .traits = *traits, .board = *board, .family = GetParam().family});
-  ASSERT_TRUE(decision.ok()) << decision.status();
+  const auto candidates = emulated::PlansOf(spec, GetParam().family);
+  ASSERT_TRUE(candidates.ok()) << candidates.status();
   // Others than the best one run here, and so that all kinds of them do.
-  const std::vector<plan::KernelPlan>& plans = decision->candidates;
+  const std::vector<plan::KernelPlan>& plans = *candidates;
   const plan::KernelPlan& plan = plans[std::hash<std::string>{}(scenario.spec) % plans.size()];
   SCOPED_TRACE(plan.ToString());
 
@@ -160,42 +162,21 @@ TEST_P(EmulatedBackwardTest, AgreesWithTheReference) {
   if (scenario.change) scenario.change(c);
   const reference::Options options = {.callables = scenario.rules, .threads = 1};
   reference::BackwardArrays arrays(c, options);
-  AttentionArgs args = arrays.Args(c);
-  const plan::CallPlan call = plan::PlanCall(plan, spec, args);
-  // 256-byte aligned, and full of NaN.
-  std::vector<std::byte> workspace(call.workspace_bytes + 256, std::byte{0xff});
-  const auto misaligned = reinterpret_cast<uintptr_t>(workspace.data()) % 256;
-  args.workspace = workspace.data() + (256 - misaligned) % 256;
-  ASSERT_TRUE(spec::ValidateArgs(spec, args).ok()) << spec::ValidateArgs(spec, args);
-  std::vector<cuda_on_host::MemoryRange> memory = {
-      {workspace.data(), workspace.size(), true, "workspace"}};
+  std::vector<cuda_on_host::MemoryRange> memory;
   for (const reference::BackwardMemory& range : reference::MemoryOf(c, arrays)) {
     memory.push_back({range.data, range.bytes, range.written, range.name});
   }
-  for (const plan::KernelPlan& kernel_plan : plan.Kernels()) {
-    SCOPED_TRACE(kernel_plan.ToString());
-    const auto source = emit::EmitKernel(spec, kernel_plan);
-    ASSERT_TRUE(source.ok()) << source.status();
-    const emulated::Kernel kernel(*source);
-    ASSERT_EQ(kernel.error(), "");
-    const AttentionSpec kernel_spec = emit::SpecOfKernel(spec, kernel_plan);
-    const emit::ParamLayout layout = emit::MakeParamLayout(kernel_spec, kernel_plan);
-    alignas(8) std::byte params[kMaxParamBytes];
-    PackArgs(kernel_spec, layout, args, params, call);
-    const plan::LaunchShape shape = plan::ComputeLaunchShape(kernel_plan, spec, args, call);
-    if (shape.grid == 0) continue;
-    // Half of the blocks: the others' work is reached by the stride of the grid.
-    const std::vector<std::string> faults =
-        kernel.Launch(params, layout.size, (shape.grid + 1) / 2, static_cast<int>(shape.block),
-                      /*cluster=*/1, shape.smem_bytes, memory);
-    EXPECT_THAT(faults, testing::IsEmpty());
-  }
+  auto source = emulated::EmitCall(spec, plan);
+  ASSERT_TRUE(source.ok()) << source.status();
+  const emulated::Call call(*std::move(source));
+  EXPECT_THAT(call.Run(arrays.Args(c), memory), testing::IsEmpty());
   reference::ExpectGradients(c, options, arrays);
 }
 
 std::vector<Emulation> Emulations() {
   std::vector<Emulation> all;
-  for (plan::Family family : {plan::Family::kBwdSimple, plan::Family::kBwdSm80}) {
+  for (plan::Family family :
+       {plan::Family::kBwdSimple, plan::Family::kBwdSm80, plan::Family::kBwdSm90}) {
     for (Scenario& scenario : Scenarios(family)) all.push_back({std::move(scenario), family});
   }
   return all;
@@ -204,7 +185,7 @@ std::vector<Emulation> Emulations() {
 INSTANTIATE_TEST_SUITE_P(All, EmulatedBackwardTest, testing::ValuesIn(Emulations()),
                          [](const testing::TestParamInfo<Emulation>& info) {
                            return absl::StrCat(
-                               info.param.family == plan::Family::kBwdSm80 ? "sm80_" : "simple_",
+                               std::string(plan::FamilyName(info.param.family)).substr(9), "_",
                                info.index);
                          });
 

@@ -1,0 +1,717 @@
+// Gradients of attention on Hopper's warpgroup products (wgmma) with bulk copies (TMA): sm_90a,
+// 16-bit operands, fp32 sums. Needs the row statistics of attn_bwd_prep, and attn_bwd_finish after
+// it.
+//
+// Algorithm FlashAttention-3's backward (Shah et al., arXiv 2407.08608), keys on the M side. A
+// block
+//           owns kBlockN keys of one (batch, key/value head), a warpgroup 64 of them. K and V stay
+//           in shared memory, the sums of dK and dV in registers; the block walks over the tiles of
+//           kBlockM rows of every query head of the group. A step:
+//             S = K Q^T,  P = exp2(S - lse),  dP = V dO^T,  dS = P (dP - delta)
+//             dV += P dO,  dK += dS Q         P and dS from registers
+//             dQ = dS^T K                     dS through shared memory, of all keys; added to
+//                                             memory from registers (mma/dq_sums.cuh)
+//           dQ is made one step late, so that warpgroups need not wait for each other's dS: one
+//           computes weights while the other multiplies. S of the next step is issued before dQ is
+//           waited for.
+// Warps     Warpgroup 0 loads: thread 0 by tensor maps, warps 1 to 3 the row statistics and what no
+//           tensor map describes. Warpgroups 1 and 2 compute. Of dQ each has 64 rows or, where
+//           kBlockM is 64, 64 columns.
+// Barriers  kv_full        a loading warp each, and the bytes, once a tile that has steps
+//           kv_empty       a warpgroup each, when dK and dV have left shared memory
+//           rows_full[s]   a loading warp each, and the bytes
+//           rows_empty[s]  a computing warp each, after dV and dK of the step
+//           ds_full[s]     a computing warp each, when it has written its dS
+//           ds_empty[s]    a computing warp each, after dQ
+//           named 1        the computing warpgroups, when all have read K and V
+//           named 2 + w    warpgroup w of them, around its dK and dV in shared memory
+// Masks     By selection of P and dS. A NaN of a masked key stays within its tile.
+// Shared    k, v   [panel][kBlockN][64]           rows of 128 bytes, 128-byte swizzle, panels of 64
+//           q, d_o [kStages][panel][kBlockM][64]  columns; columns beyond the dim are zeros
+//           ds     [kStages][kBlockM / 64][kBlockN][64]  a row a key
+//           lse (log2), delta  [kStages][kBlockM]
+//           dK and dV in the end over k and v
+#ifndef TILEWRIGHT_FAMILY_ATTN_BWD_SM90_CUH_
+#define TILEWRIGHT_FAMILY_ATTN_BWD_SM90_CUH_
+
+#include "abi/attn_bwd_params.h"
+#include "abi/tensor_map.h"
+#include "core/concepts.cuh"
+#include "core/convert.cuh"
+#include "core/math.cuh"
+#include "core/problem.cuh"
+#include "core/warp_reduce.cuh"
+#include "core/words.cuh"
+#include "mma/dq_sums.cuh"
+#include "policy/alibi_gradient.cuh"
+#include "policy/dropout.cuh"
+#include "policy/kv_rows.cuh"
+#include "policy/lse.cuh"
+#include "policy/mask_chain.cuh"
+#include "policy/row_tiles.cuh"
+#include "policy/scale.cuh"
+#include "policy/score_chain.cuh"
+#include "policy/sink.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/mma_sync.cuh"
+#include "ptx/named_barrier.cuh"
+#include "ptx/setmaxnreg.cuh"
+#include "ptx/special.cuh"
+#include "ptx/stmatrix.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+
+namespace tilewright {
+namespace bwd_sm90 {
+
+inline constexpr int kWarpgroup = 128;     // threads
+inline constexpr int kWarpgroupKeys = 64;  // M of a wgmma
+inline constexpr int kPanelColumns = 64;   // 128 bytes, the width of the swizzle
+inline constexpr int kRowBytes = 128;      // of a panel
+inline constexpr int kUnit = 16;           // bytes that a descriptor counts in
+inline constexpr int kLoadingWarps = 4;
+inline constexpr int kCopyThreads = 96;
+inline constexpr int kConsumersBarrier = 1;
+inline constexpr int kFirstStoreBarrier = 2;
+
+template <class Config>
+struct Shape {
+  static constexpr int kConsumers = Config::kBlockN / kWarpgroupKeys;
+  static constexpr int kConsumerWarps = 4 * kConsumers;
+  static constexpr int kConsumerThreads = kConsumers * kWarpgroup;
+  static constexpr int kThreads = kConsumerThreads + kWarpgroup;
+  static constexpr int kPanelsQk = RoundUp(Config::kHeadDimQk, kPanelColumns) / kPanelColumns;
+  static constexpr int kPanelsV = RoundUp(Config::kHeadDimV, kPanelColumns) / kPanelColumns;
+  static constexpr int kPanelsM = Config::kBlockM / kPanelColumns;
+  static constexpr int kBytesK = kPanelsQk * Config::kBlockN * kRowBytes;
+  static constexpr int kBytesV = kPanelsV * Config::kBlockN * kRowBytes;
+  static constexpr int kBytesQ = kPanelsQk * Config::kBlockM * kRowBytes;
+  static constexpr int kBytesDo = kPanelsV * Config::kBlockM * kRowBytes;
+  static constexpr int kBytesDs = kPanelsM * Config::kBlockN * kRowBytes;
+  // A thread's: pairs of a step, sums of dK and dV, elements of dQ.
+  static constexpr int kPairs = Config::kBlockM / 2;
+  static constexpr int kSumsK = Config::kHeadDimQk / 2;
+  static constexpr int kSumsV = Config::kHeadDimV / 2;
+  // Warpgroups share dQ by rows; with one panel of rows, by panels of columns.
+  static constexpr bool kByRows = Config::kBlockM > kPanelColumns;
+  static constexpr int kQkTiles = Config::kHeadDimQk / 8;  // of 8 columns
+  static constexpr int kDqTiles = kByRows ? kQkTiles : kPanelColumns / 8;
+  static constexpr int kFloatsOfDqTile = Config::kBlockM * kQkTiles * 8;
+};
+
+template <class Config>
+struct alignas(1024) SharedStorage {
+  u16 k[Shape<Config>::kPanelsQk][Config::kBlockN][kPanelColumns];
+  u16 v[Shape<Config>::kPanelsV][Config::kBlockN][kPanelColumns];
+  u16 q[Config::kStages][Shape<Config>::kPanelsQk][Config::kBlockM][kPanelColumns];
+  u16 d_o[Config::kStages][Shape<Config>::kPanelsV][Config::kBlockM][kPanelColumns];
+  u16 ds[Config::kStages][Shape<Config>::kPanelsM][Config::kBlockN][kPanelColumns];
+  alignas(16) float lse[Config::kStages][Config::kBlockM];
+  alignas(16) float delta[Config::kStages][Config::kBlockM];
+  alignas(8) u64 kv_full;
+  u64 kv_empty;
+  u64 rows_full[Config::kStages];
+  u64 rows_empty[Config::kStages];
+  u64 ds_full[Config::kStages];
+  u64 ds_empty[Config::kStages];
+};
+
+// A stage of a ring of buffers, and the parity of the phase that is waited for.
+template <class Config>
+struct Ring {
+  int stage = 0;
+  u32 parity = 0;
+  __device__ __forceinline__ void Advance() {
+    if (++stage == Config::kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+__device__ __forceinline__ void Wait(const u64& barrier, u32 parity) {
+  while (!ptx::mbarrier_try_wait_parity(ptx::SharedAddress(&barrier), parity)) {
+  }
+}
+
+__device__ __forceinline__ void Arrive(const u64& barrier) {
+  ptx::mbarrier_arrive(ptx::SharedAddress(&barrier));
+}
+
+// Of this warp, after all its lanes.
+__device__ __forceinline__ void WarpArrives(const u64& barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) Arrive(barrier);
+}
+
+// A block's keys, and the tiles of rows that see any of them.
+struct KeyTile {
+  Problem problem;  // of the first query head of the group
+  i64 kv_begin;
+  RowTiles rows;
+  __device__ __forceinline__ bool HasSteps() const { return rows.begin < rows.end; }
+};
+
+// Calls visit(tile) for the tiles of this block; abi::BwdSm90Args says in what order they come.
+template <class Config, class Params, class Visit>
+__device__ __forceinline__ void ForEachTile(const Params& params, const Visit& visit) {
+  const abi::BwdSm90Args& args = params.sm90;
+#pragma unroll 1
+  for (u32 n = blockIdx.x; n < args.tiles; n += gridDim.x) {
+    const u32 section = n / (args.section_heads * args.key_tiles);
+    const u32 in_section = n - section * args.section_heads * args.key_tiles;
+    const u32 first_head = section * args.section_heads;
+    const u32 heads = min(args.section_heads, args.heads - first_head);
+    const u32 head = first_head + in_section % heads;
+    const u32 heads_kv = static_cast<u32>(params.core.heads_kv);
+    const u32 batch = head / heads_kv;
+    KeyTile tile;
+    tile.problem = MakeProblem<Config>(batch, (head - batch * heads_kv) * Config::kGroup, params);
+    tile.kv_begin = i64{in_section / heads} * Config::kBlockN;
+    tile.rows = {0, 0};
+    if (tile.kv_begin < tile.problem.seqlen_kv) {
+      tile.rows = RowTilesOfKeys<typename Config::Mask>(
+          tile.problem, tile.kv_begin, Min(tile.kv_begin + Config::kBlockN, tile.problem.seqlen_kv),
+          Config::kBlockM, params);
+    }
+    visit(tile);
+  }
+}
+
+// ---- the loading warpgroup ----
+
+// Copies a tile element by element: rows from `valid_rows` on and columns beyond kColumns become
+// zeros. By warps 1 to 3.
+template <int kColumns, int kPanels, int kRows>
+__device__ __forceinline__ void CopyTile(u16 (*tile)[kRows][kPanelColumns], const void* source,
+                                         i64 row_stride, i64 valid_rows) {
+  constexpr int kWidth = kPanels * kPanelColumns;
+#pragma unroll 1
+  for (int n = static_cast<int>(threadIdx.x) - 32; n < kRows * kWidth; n += kCopyThreads) {
+    const int row = n / kWidth, column = n % kWidth;
+    const int at = (column / 8 % 8 ^ row % 8) * 8 + column % 8;
+    tile[column / kPanelColumns][row][at] =
+        row < valid_rows && column < kColumns
+            ? static_cast<const u16*>(source)[row * row_stride + column]
+            : u16{0};
+  }
+  ptx::fence_proxy_async_shared();
+}
+
+template <class Config, class Params>
+struct Loader {
+  using S = Shape<Config>;
+  SharedStorage<Config>& shared;
+  const Params& params;
+  Ring<Config> ring = {0, 1};  // parities of the slots being empty: the first wait passes
+  u32 kv_parity = 1;
+
+  __device__ __forceinline__ static const void* RowsOf(const void* tensor,
+                                                       const abi::TensorStrides& strides, i64 batch,
+                                                       i64 head, i64 row) {
+    return static_cast<const u16*>(tensor) + batch * strides.batch + head * strides.head +
+           row * strides.seq;
+  }
+
+  template <int kPanels, int kRows>
+  __device__ __forceinline__ static void LoadPanels(const u16 (*tile)[kRows][kPanelColumns],
+                                                    const abi::TensorMap* map, const u64& full,
+                                                    i64 row, i64 head, i64 batch) {
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      ptx::cp_async_bulk_tensor_4d_load(
+          ptx::SharedAddress(&tile[panel]), map, ptx::SharedAddress(&full), panel * kPanelColumns,
+          static_cast<int>(row), static_cast<int>(head), static_cast<int>(batch));
+    }
+  }
+
+  // ---- thread 0
+
+  __device__ __forceinline__ void LoadKeysByMap(const KeyTile& tile) {
+    if ((params.sm90.by_threads & abi::kKvByThreads) != 0) return Arrive(shared.kv_full);
+    const Problem& problem = tile.problem;
+    const i64 row = problem.kv_row + tile.kv_begin;
+    ptx::mbarrier_arrive_expect_tx(ptx::SharedAddress(&shared.kv_full), S::kBytesK + S::kBytesV);
+    LoadPanels<S::kPanelsQk>(shared.k, &params.sm90.k, shared.kv_full, row, problem.h_kv,
+                             problem.kv_batch);
+    LoadPanels<S::kPanelsV>(shared.v, &params.sm90.v, shared.kv_full, row, problem.h_kv,
+                            problem.kv_batch);
+  }
+
+  __device__ __forceinline__ void LoadRowsByMap(const Problem& problem, i64 h, i64 q_begin) {
+    const u64& full = shared.rows_full[ring.stage];
+    Wait(shared.rows_empty[ring.stage], ring.parity);
+    if ((params.sm90.by_threads & abi::kQByThreads) != 0) return Arrive(full);
+    const i64 row = problem.q_row + q_begin;
+    ptx::mbarrier_arrive_expect_tx(ptx::SharedAddress(&full), S::kBytesQ + S::kBytesDo);
+    LoadPanels<S::kPanelsQk>(shared.q[ring.stage], &params.sm90.q, full, row, h, problem.q_batch);
+    LoadPanels<S::kPanelsV>(shared.d_o[ring.stage], &params.sm90.d_o, full, row, h,
+                            problem.q_batch);
+  }
+
+  // ---- warps 1 to 3
+
+  __device__ __forceinline__ void LoadKeysByThreads(const KeyTile& tile) {
+    if ((params.sm90.by_threads & abi::kKvByThreads) != 0) {
+      const abi::AttnFwdParams& core = params.core;
+      const Problem& problem = tile.problem;
+      const i64 row = problem.kv_row + tile.kv_begin;
+      const i64 valid = problem.seqlen_kv - tile.kv_begin;
+      CopyTile<Config::kHeadDimQk, S::kPanelsQk>(
+          shared.k, RowsOf(core.k, core.k_strides, problem.kv_batch, problem.h_kv, row),
+          core.k_strides.seq, valid);
+      CopyTile<Config::kHeadDimV, S::kPanelsV>(
+          shared.v, RowsOf(core.v, core.v_strides, problem.kv_batch, problem.h_kv, row),
+          core.v_strides.seq, valid);
+    }
+    WarpArrives(shared.kv_full);
+  }
+
+  __device__ __forceinline__ void LoadRowsByThreads(const Problem& problem, i64 h, i64 q_begin) {
+    constexpr int kRows = (Config::kBlockM + kCopyThreads - 1) / kCopyThreads;  // of a thread
+    const abi::AttnFwdParams& core = params.core;
+    const abi::AttnBwdParams& gradients = params.gradients;
+    const i64 row = problem.q_row + q_begin;
+    const abi::RowStats* stats =
+        gradients.row_stats + (problem.q_batch * core.heads_q + h) * gradients.stats_rows + row;
+    // On their way while the slot is waited for. Rows beyond the end have no weights.
+    abi::RowStats mine[kRows];
+#pragma unroll
+    for (int n = 0; n < kRows; ++n) {
+      const int r = static_cast<int>(threadIdx.x) - 32 + n * kCopyThreads;
+      mine[n] = {Infinity(), 0};
+      if (r < Config::kBlockM && q_begin + r < problem.seqlen_q) mine[n] = stats[r];
+    }
+    Wait(shared.rows_empty[ring.stage], ring.parity);
+#pragma unroll
+    for (int n = 0; n < kRows; ++n) {
+      const int r = static_cast<int>(threadIdx.x) - 32 + n * kCopyThreads;
+      if (r >= Config::kBlockM) break;
+      shared.lse[ring.stage][r] = mine[n].lse * kLog2OfE;
+      shared.delta[ring.stage][r] = mine[n].delta;
+    }
+    if ((params.sm90.by_threads & abi::kQByThreads) != 0) {
+      const i64 valid = problem.seqlen_q - q_begin;
+      CopyTile<Config::kHeadDimQk, S::kPanelsQk>(
+          shared.q[ring.stage], RowsOf(core.q, core.q_strides, problem.q_batch, h, row),
+          core.q_strides.seq, valid);
+      CopyTile<Config::kHeadDimV, S::kPanelsV>(
+          shared.d_o[ring.stage],
+          RowsOf(gradients.d_o, gradients.d_o_strides, problem.q_batch, h, row),
+          gradients.d_o_strides.seq, valid);
+    }
+    WarpArrives(shared.rows_full[ring.stage]);
+  }
+
+  // kByMap: the part of thread 0, otherwise that of warps 1 to 3.
+  template <bool kByMap>
+  __device__ __forceinline__ void LoadTiles() {
+    ForEachTile<Config>(params, [&](const KeyTile& tile) {
+      Wait(shared.kv_empty, kv_parity);
+      kv_parity ^= 1;
+      if (!tile.HasSteps()) return;
+      if constexpr (kByMap) {
+        LoadKeysByMap(tile);
+      } else {
+        LoadKeysByThreads(tile);
+      }
+#pragma unroll 1
+      for (int g = 0; g < Config::kGroup; ++g) {
+#pragma unroll 1
+        for (i64 m = tile.rows.begin; m < tile.rows.end; ++m) {
+          if constexpr (kByMap) {
+            LoadRowsByMap(tile.problem, tile.problem.h + g, m * Config::kBlockM);
+          } else {
+            LoadRowsByThreads(tile.problem, tile.problem.h + g, m * Config::kBlockM);
+          }
+          ring.Advance();
+        }
+      }
+    });
+  }
+};
+
+// ---- the computing warpgroups ----
+
+struct alignas(8) Pair {
+  float value[2];
+};
+
+template <class Config, class Params>
+struct Consumer {
+  using S = Shape<Config>;
+  using Element = typename Config::Element;
+  using Mask = typename Config::Mask;
+  using Wgmma = typename Config::Wgmma;
+
+  SharedStorage<Config>& shared;
+  const Params& params;
+  const int warpgroup;  // of the consumers
+  const int thread;     // of the warpgroup
+  const float to_log2;
+  // Descriptors: this warpgroup's keys; all rows of stage 0; this warpgroup's part of stage 0 of
+  // dS, and of K for dQ.
+  const u64 k_keys, v_keys, q_rows, do_rows, ds_part, k_part;
+  Ring<Config> rows_ring = {};
+  Ring<Config> ds_ring = {0, 1};  // the parity of its being empty
+  Ring<Config> dq_ring = {};
+  u32 kv_parity = 0;
+
+  // Layouts as in ptx/wgmma.cuh: rows are keys, but for dq.
+  float dk[S::kSumsK];
+  float dv[S::kSumsV];
+  u32 p[S::kPairs / 2];  // operands of products that are under way from one step to the next
+  u32 ds[S::kPairs / 2];
+
+  __device__ __forceinline__ Consumer(SharedStorage<Config>& shared, const Params& params)
+      : shared(shared),
+        params(params),
+        // Shuffled, so that the compiler knows that a warp agrees.
+        warpgroup(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0) - 1),
+        thread(static_cast<int>(threadIdx.x) % kWarpgroup),
+        to_log2(params.core.scale * kLog2OfE),
+        k_keys(Descriptor(&shared.k[0][warpgroup * kWarpgroupKeys], Config::kBlockN)),
+        v_keys(Descriptor(&shared.v[0][warpgroup * kWarpgroupKeys], Config::kBlockN)),
+        q_rows(Descriptor(&shared.q, Config::kBlockM)),
+        do_rows(Descriptor(&shared.d_o, Config::kBlockM)),
+        ds_part(Descriptor(&shared.ds[0][S::kByRows ? warpgroup : 0], Config::kBlockN)),
+        k_part(Descriptor(&shared.k[S::kByRows ? 0 : warpgroup], Config::kBlockN)) {}
+
+  __device__ __forceinline__ static u64 Descriptor(const void* tile, int panel_rows) {
+    return ptx::SwizzledDescriptor(ptx::SharedAddress(tile), panel_rows * kRowBytes);
+  }
+
+  __device__ __forceinline__ int lane() const { return thread % 32; }
+  // The key of the block's tile that this thread's row r or r + 8 stands for.
+  __device__ __forceinline__ int Key(int half) const {
+    return warpgroup * kWarpgroupKeys + thread / 32 * 16 + lane() / 4 + half * 8;
+  }
+
+  // s from products to weights.
+  template <bool kFull>
+  __device__ __forceinline__ void Weights(float (&s)[S::kPairs], const KeyTile& tile,
+                                          i64 q_begin) const {
+    int begin[2] = {}, end[2] = {};  // of a key's rows, as of this thread's columns
+    if constexpr (!kFull) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const RowInterval rows = Mask::KeyRows(tile.problem, tile.kv_begin + Key(half), params);
+        const int mine = 2 * (lane() % 4);
+        begin[half] = static_cast<int>(Max(0, Min(rows.begin - q_begin, Config::kBlockM))) - mine;
+        end[half] = static_cast<int>(Max(0, Min(rows.end - q_begin, Config::kBlockM))) - mine;
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < S::kPairs / 4; ++n) {
+      const Pair lse =
+          *reinterpret_cast<const Pair*>(&shared.lse[rows_ring.stage][8 * n + 2 * (lane() % 4)]);
+#pragma unroll
+      for (int at = 0; at < 4; ++at) {
+        float& weight = s[4 * n + at];
+        weight = ptx::ex2_approx_ftz(fmaf(weight, to_log2, -lse.value[at % 2]));
+        if constexpr (!kFull) {
+          const int column = 8 * n + at % 2;
+          weight = column >= begin[at / 2] && column < end[at / 2] ? weight : 0.f;
+        }
+      }
+    }
+  }
+
+  // dp from the gradients of weights to those of scores.
+  template <bool kFull>
+  __device__ __forceinline__ void ScoreGradients(const float (&s)[S::kPairs],
+                                                 float (&dp)[S::kPairs]) const {
+#pragma unroll
+    for (int n = 0; n < S::kPairs / 4; ++n) {
+      const Pair delta =
+          *reinterpret_cast<const Pair*>(&shared.delta[rows_ring.stage][8 * n + 2 * (lane() % 4)]);
+#pragma unroll
+      for (int at = 0; at < 4; ++at) {
+        float& gradient = dp[4 * n + at];
+        const float weight = s[4 * n + at];
+        gradient = weight * (gradient - delta.value[at % 2]);
+        // The dO * V of a masked key may be anything.
+        if constexpr (!kFull) gradient = weight == 0 ? 0.f : gradient;
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void Pack(const float (&values)[S::kPairs],
+                                              u32 (&packed)[S::kPairs / 2]) {
+#pragma unroll
+    for (int n = 0; n < S::kPairs / 2; ++n) {
+      packed[n] = ptx::cvt_rn_x2_f32(values[2 * n + 1], values[2 * n], Element{});
+    }
+  }
+
+  // A warp's 16 rows of panels of 64 columns, `row` being its first.
+  template <int kChunks, int kRows>
+  __device__ __forceinline__ void StoreRows(u16 (*panels)[kRows][kPanelColumns],
+                                            const u32 (&packed)[2 * kChunks]) const {
+    const int row = warpgroup * kWarpgroupKeys + thread / 32 * 16 + lane() % 16;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; chunk += 2) {
+      const int my_chunk = chunk + lane() / 16;
+      const u32 address = ptx::SharedAddress(&panels[chunk / 8][row][(my_chunk % 8 ^ row % 8) * 8]);
+      if (chunk + 1 < kChunks) {
+        ptx::stmatrix_x4(address, packed[2 * chunk], packed[2 * chunk + 1], packed[2 * chunk + 2],
+                         packed[2 * chunk + 3]);
+      } else {
+        ptx::stmatrix_x2(address, packed[2 * chunk], packed[2 * chunk + 1]);
+      }
+    }
+  }
+
+  // Tells all warpgroups that this warp's part of the dS that ds_ring stands at is there.
+  __device__ __forceinline__ void PassDs() {
+    ptx::fence_proxy_async_shared();
+    WarpArrives(shared.ds_full[ds_ring.stage]);
+    ds_ring.Advance();
+  }
+
+  // dQ of the step that dq_ring stands at, without waiting for it.
+  __device__ __forceinline__ void IssueDq(float (&dq)[4 * S::kDqTiles]) {
+    Wait(shared.ds_full[dq_ring.stage], dq_ring.parity);
+    ptx::wgmma_fence();
+    Wgmma::Dq(dq, ds_part + dq_ring.stage * (S::kBytesDs / kUnit), k_part);
+    ptx::wgmma_commit_group();
+  }
+
+  // Adds dQ, which has been waited for, to the sums of its tile; `tile` null: nowhere.
+  __device__ __forceinline__ void AddDq(float (&dq)[4 * S::kDqTiles], float* tile) {
+    ptx::AccumulatorsReady(dq);
+    WarpArrives(shared.ds_empty[dq_ring.stage]);
+    dq_ring.Advance();
+    if (tile == nullptr) return;
+    const int row_tile = thread / 32 + (S::kByRows ? warpgroup * 4 : 0);
+    const int first_column = S::kByRows ? 0 : warpgroup * S::kDqTiles;
+    float* const fragments = tile + (row_tile * S::kQkTiles + first_column) * 128;
+#pragma unroll
+    for (int n = 0; n < S::kDqTiles; ++n) {
+      if (S::kConsumers * S::kDqTiles == S::kQkTiles || S::kByRows ||
+          first_column + n < S::kQkTiles) {
+        const float values[4] = {dq[4 * n], dq[4 * n + 1], dq[4 * n + 2], dq[4 * n + 3]};
+        AddFragment(fragments + n * 128, values);
+      }
+    }
+  }
+
+  // One step, while dV and dK of the one before are being made. `before`: where the dQ of that
+  // goes, or null at the first step, whose predecessor is none but takes its place in the rings:
+  // products under a condition cost ptxas the pipeline (C7515).
+  __device__ __forceinline__ void Step(const KeyTile& tile, i64 q_begin, bool full, float* before) {
+    const int stage = rows_ring.stage;
+    float dq[4 * S::kDqTiles];
+    IssueDq(dq);
+    ptx::wgmma_wait_group<1>();
+    if (before != nullptr) WarpArrives(shared.rows_empty[stage ^ 1]);
+    float s[S::kPairs], dp[S::kPairs];
+    Wait(shared.rows_full[stage], rows_ring.parity);
+    ptx::wgmma_fence();
+    Wgmma::Scores(s, k_keys, q_rows + stage * (S::kBytesQ / kUnit));
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<1>();
+    AddDq(dq, before);
+    ptx::wgmma_fence();
+    Wgmma::WeightGradients(dp, v_keys, do_rows + stage * (S::kBytesDo / kUnit));
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<1>();
+    ptx::AccumulatorsReady(s);
+    if (full) {
+      Weights<true>(s, tile, q_begin);
+    } else {
+      Weights<false>(s, tile, q_begin);
+    }
+    ptx::wgmma_wait_group<0>();
+    ptx::AccumulatorsReady(dp);
+    if (full) {
+      ScoreGradients<true>(s, dp);
+    } else {
+      ScoreGradients<false>(s, dp);
+    }
+    Pack(s, p);
+    Pack(dp, ds);
+    Wait(shared.ds_empty[ds_ring.stage], ds_ring.parity);
+    StoreRows<Config::kBlockM / 8>(shared.ds[ds_ring.stage], ds);
+    PassDs();
+    ptx::wgmma_fence();
+    Wgmma::Dv(dv, p, do_rows + stage * (S::kBytesDo / kUnit));
+    Wgmma::Dk(dk, ds, q_rows + stage * (S::kBytesQ / kUnit));
+    ptx::wgmma_commit_group();
+    rows_ring.Advance();
+  }
+
+  __device__ __forceinline__ void Steps(const KeyTile& tile) {
+    RowTiles full = {0, 0};
+    if (tile.kv_begin + Config::kBlockN <= tile.problem.seqlen_kv) {
+      full = FullRowTilesOfKeys<Mask>(tile.problem, tile.kv_begin, tile.kv_begin + Config::kBlockN,
+                                      Config::kBlockM, tile.rows, params);
+    }
+    Wait(shared.kv_full, kv_parity);
+    kv_parity ^= 1;
+    Wait(shared.ds_empty[ds_ring.stage], ds_ring.parity);
+    PassDs();  // of no step
+    float* before = nullptr;
+#pragma unroll 1
+    for (int g = 0; g < Config::kGroup; ++g) {
+      Problem problem = tile.problem;
+      problem.h += g;
+      float* sums = params.gradients.dq_sums +
+                    DqTile(problem, tile.rows.begin, Config::kBlockM, params) * S::kFloatsOfDqTile;
+#pragma unroll 1
+      for (i64 m = tile.rows.begin; m < tile.rows.end; ++m) {
+        Step(tile, m * Config::kBlockM, m >= full.begin && m < full.end, before);
+        before = sums;
+        sums += S::kFloatsOfDqTile;
+      }
+    }
+    float dq[4 * S::kDqTiles];
+    IssueDq(dq);
+    ptx::wgmma_wait_group<0>();
+    WarpArrives(shared.rows_empty[rows_ring.stage ^ 1]);
+    AddDq(dq, before);
+  }
+
+  // This warpgroup's rows of dK or dV to memory, from panels in shared memory: by its thread 0
+  // from the map, or by all where no map describes the tensor.
+  template <int kColumns, int kPanels>
+  __device__ __forceinline__ void StoreGradient(const u16 (*panels)[Config::kBlockN][kPanelColumns],
+                                                const abi::TensorMap* map, void* tensor,
+                                                const abi::TensorStrides& strides,
+                                                const KeyTile& tile) const {
+    const Problem& problem = tile.problem;
+    const int row = warpgroup * kWarpgroupKeys;
+    const i64 first = tile.kv_begin + row;
+    if ((params.sm90.by_threads & abi::kGradientsByThreads) == 0) {
+      if (thread == 0) {
+#pragma unroll
+        for (int panel = 0; panel < kPanels; ++panel) {
+          ptx::cp_async_bulk_tensor_4d_store(
+              map, ptx::SharedAddress(&panels[panel][row]), panel * kPanelColumns,
+              static_cast<int>(problem.kv_row + first), static_cast<int>(problem.h_kv),
+              static_cast<int>(problem.kv_batch));
+        }
+      }
+      return;
+    }
+    const int rows = static_cast<int>(Max(0, Min(problem.seqlen_kv - first, kWarpgroupKeys)));
+    u16* out = static_cast<u16*>(tensor) + problem.kv_batch * strides.batch +
+               problem.h_kv * strides.head + (problem.kv_row + first) * strides.seq;
+#pragma unroll 1
+    for (int n = thread; n < rows * kColumns; n += kWarpgroup) {
+      const int r = n / kColumns, column = n % kColumns;
+      const int at = (column / 8 % 8 ^ r % 8) * 8 + column % 8;
+      out[r * strides.seq + column] = panels[column / kPanelColumns][row + r][at];
+    }
+  }
+
+  // dK and dV of the tile, from the sums.
+  __device__ __forceinline__ void Finish(const KeyTile& tile) {
+    u32 packed_k[S::kSumsK / 2], packed_v[S::kSumsV / 2];
+#pragma unroll
+    for (int n = 0; n < S::kSumsK / 2; ++n) {
+      packed_k[n] = ptx::cvt_rn_x2_f32(dk[2 * n + 1] * params.core.scale,
+                                       dk[2 * n] * params.core.scale, Element{});
+    }
+#pragma unroll
+    for (int n = 0; n < S::kSumsV / 2; ++n) {
+      packed_v[n] = ptx::cvt_rn_x2_f32(dv[2 * n + 1], dv[2 * n], Element{});
+    }
+    ptx::bar_sync(kConsumersBarrier, S::kConsumerThreads);
+    StoreRows<Config::kHeadDimQk / 8>(shared.k, packed_k);
+    StoreRows<Config::kHeadDimV / 8>(shared.v, packed_v);
+    ptx::fence_proxy_async_shared();
+    ptx::bar_sync(kFirstStoreBarrier + warpgroup, kWarpgroup);
+    const abi::AttnBwdParams& gradients = params.gradients;
+    StoreGradient<Config::kHeadDimV, S::kPanelsV>(shared.v, &params.sm90.d_v, gradients.d_v,
+                                                  gradients.d_v_strides, tile);
+    StoreGradient<Config::kHeadDimQk, S::kPanelsQk>(shared.k, &params.sm90.d_k, gradients.d_k,
+                                                    gradients.d_k_strides, tile);
+    if ((params.sm90.by_threads & abi::kGradientsByThreads) != 0) {
+      ptx::bar_sync(kFirstStoreBarrier + warpgroup, kWarpgroup);
+    }
+    if (thread == 0) {
+      ptx::cp_async_bulk_commit_group();
+      ptx::cp_async_bulk_wait_group_read_0();
+      Arrive(shared.kv_empty);
+    }
+  }
+
+  __device__ __forceinline__ void ComputeTiles() {
+    ForEachTile<Config>(params, [&](const KeyTile& tile) {
+#pragma unroll
+      for (int n = 0; n < S::kSumsK; ++n) dk[n] = 0;
+#pragma unroll
+      for (int n = 0; n < S::kSumsV; ++n) dv[n] = 0;
+      if (tile.HasSteps()) {
+        Steps(tile);
+        ptx::AccumulatorsReady(dk);
+        ptx::AccumulatorsReady(dv);
+      }
+      Finish(tile);
+    });
+  }
+};
+
+template <class Config>
+__device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared) {
+  constexpr u32 kWarps = Shape<Config>::kConsumerWarps;
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(ptx::SharedAddress(&shared.kv_full), kLoadingWarps);
+    ptx::mbarrier_init(ptx::SharedAddress(&shared.kv_empty), Shape<Config>::kConsumers);
+    for (int stage = 0; stage < Config::kStages; ++stage) {
+      ptx::mbarrier_init(ptx::SharedAddress(&shared.rows_full[stage]), kLoadingWarps);
+      ptx::mbarrier_init(ptx::SharedAddress(&shared.rows_empty[stage]), kWarps);
+      ptx::mbarrier_init(ptx::SharedAddress(&shared.ds_full[stage]), kWarps);
+      ptx::mbarrier_init(ptx::SharedAddress(&shared.ds_empty[stage]), kWarps);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  // The dS of no step, of which a first product is made.
+  auto* ds = reinterpret_cast<Words<16>*>(&shared.ds);
+  for (int n = static_cast<int>(threadIdx.x); n < static_cast<int>(sizeof(shared.ds) / 16);
+       n += Shape<Config>::kThreads) {
+    ds[n] = {{0, 0, 0, 0}};
+  }
+  ptx::fence_proxy_async_shared();
+  __syncthreads();
+}
+
+template <class Config, class Params>
+__device__ __forceinline__ void Run(const Params& params) {
+  using S = Shape<Config>;
+  static_assert(MaskPolicy<typename Config::Mask, Params>);
+  static_assert(Config::Mask::kIsInterval, "a key's rows must be an interval");
+  static_assert(Config::Score::kIdentity && Config::Dropout::kIdentity);
+  static_assert(kIsSame<typename Config::Lengths, LengthsUniform>,
+                "tensor maps end where the longest sequence does");
+  static_assert(Config::KvRows::kIsDense && !Config::kDeterministic);
+  static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0);
+  static_assert(S::kConsumers == 2 && Config::kStages == 2);
+  static_assert(
+      S::kByRows ? S::kPanelsQk == 1 && S::kPanelsM == 2 : S::kPanelsQk == 2 && S::kPanelsM == 1,
+      "two warpgroups share dQ");
+  extern __shared__ __align__(1024) u8 shared_bytes[];
+  auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
+  InitialiseShared(shared);
+  const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 32, 0);
+  if (warp < kLoadingWarps) {
+    ptx::setmaxnreg_dec<Config::kLoaderRegisters>();
+    Loader<Config, Params> loader = {shared, params};
+    if (warp > 0) {
+      loader.template LoadTiles<false>();
+    } else if (threadIdx.x == 0) {
+      loader.template LoadTiles<true>();
+    }
+  } else {
+    ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
+    Consumer<Config, Params> consumer(shared, params);
+    consumer.ComputeTiles();
+  }
+}
+
+}  // namespace bwd_sm90
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_FAMILY_ATTN_BWD_SM90_CUH_

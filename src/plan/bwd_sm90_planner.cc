@@ -1,0 +1,132 @@
+// attn_bwd_sm90: the backward on Hopper's warpgroup products, with attn_bwd_prep before it and
+// attn_bwd_finish after it.
+//
+// A thread holds the sums of dK and dV of 64 keys all along, (dim_qk + dim_v) / 2 registers, and
+// block_m of S and dP; together at most 192, the rest is addresses and what is packed. Two
+// warpgroups share dQ by its rows where there are 128, and by panels of 64 columns where there are
+// 64 rows.
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "plan/family_planner.h"
+#include "spec/canonical.h"
+#include "spec/validate.h"
+
+namespace tilewright::plan {
+namespace {
+
+constexpr int kConsumers = 2;
+constexpr int kStages = 2;
+constexpr int64_t kPanelColumns = 64;
+constexpr int64_t kPanelRowBytes = 128;
+constexpr int64_t kSharedAlignment = 1024;
+constexpr int64_t kMaxDim = 128;
+
+int64_t RoundUp(int64_t n, int64_t multiple) { return CeilDiv(n, multiple) * multiple; }
+
+bool IsHalf(ElementType type) { return type == ElementType::kFp16 || type == ElementType::kBf16; }
+
+// Fills `refusal` and, where one change would do, `nearest`.
+FamilyAnswer Refuse(const PlanRequest& request) {
+  const AttentionSpec& spec = request.spec;
+  FamilyAnswer answer;
+  AttentionSpec nearest = spec;
+  if (!request.traits.has_wgmma) {
+    answer.refusal = absl::StrCat(std::string(request.traits.target), " has no wgmma.mma_async");
+    return answer;
+  }
+  if (spec.operation != Operation::kBackward) {
+    answer.refusal = "operation = fwd: only the backward is served";
+    nearest.operation = Operation::kBackward;
+  } else if (!IsHalf(spec.type) || spec::KvType(spec) != spec.type ||
+             spec::OutType(spec) != spec.type) {
+    answer.refusal = "the types of Q, K, V and O must be fp16 or bf16, all the same";
+    nearest.type = IsHalf(spec.type) ? spec.type : ElementType::kBf16;
+    nearest.kv_type.reset();
+    nearest.out_type.reset();
+    nearest.q_scale = nearest.kv_scale = ScaleKind::kNone;
+  } else if (spec.page_size != 0) {
+    answer.refusal = absl::StrCat("page_size = ", spec.page_size,
+                                  ": a backward needs K and V that are not paged");
+    nearest.page_size = 0;
+  } else if (spec.strided_innermost) {
+    answer.refusal = "strided_innermost: rows must be contiguous";
+    nearest.strided_innermost = false;
+  } else if (spec.deterministic) {
+    answer.refusal = "deterministic: blocks add to dQ in any order";
+    nearest.deterministic = false;
+  } else if (spec.varlen) {
+    answer.refusal = "varlen: tensor maps end where the longest sequence does";
+    nearest.varlen = false;
+  } else if (spec.dropout != 0) {
+    answer.refusal = "dropout: its random words leave no registers for these tiles";
+    nearest.dropout = 0;
+  } else if (spec.softcap != 0 || spec.alibi || !spec.bias.empty() || !spec.score_snippet.empty() ||
+             spec::EffectiveScale(spec) <= 0) {
+    answer.refusal =
+        "softcap, alibi, bias, score snippets, scales that are not positive: only plain scores";
+    nearest.softcap = 0;
+    nearest.alibi = nearest.alibi_gradient = false;
+    nearest.bias.clear();
+    nearest.score_snippet = {};
+    nearest.score_gradient_snippet = {};
+  } else if (spec.block_mask_q != 0 || !spec.mask_snippet.empty()) {
+    answer.refusal = "block_mask, mask snippets: the rows of a key must be neighbours";
+    nearest.block_mask_q = nearest.block_mask_kv = 0;
+    nearest.mask_snippet = {};
+  } else if (spec.dim_qk % 8 != 0 || spec.dim_v % 8 != 0) {
+    answer.refusal = absl::StrCat("dim_qk, dim_v = ", spec.dim_qk, ", ", spec.dim_v,
+                                  ": rows must be whole chunks of 16 bytes");
+    nearest.dim_qk = RoundUp(spec.dim_qk, 8);
+    nearest.dim_v = RoundUp(spec.dim_v, 8);
+  } else if (spec.dim_qk > kMaxDim || spec.dim_qk + spec.dim_v > 2 * kMaxDim ||
+             (spec.dim_qk <= kPanelColumns && spec.dim_qk + spec.dim_v > 2 * kPanelColumns)) {
+    answer.refusal = absl::StrCat("dim_qk, dim_v = ", spec.dim_qk, ", ", spec.dim_v,
+                                  ": both must be at most 64, or dim_qk from 72 to ", kMaxDim,
+                                  " and their sum at most ", 2 * kMaxDim);
+    nearest.dim_qk = nearest.dim_v = std::min(spec.dim_qk, kMaxDim);
+  } else {
+    return answer;
+  }
+  answer.nearest = std::move(nearest);
+  return answer;
+}
+
+}  // namespace
+
+int64_t BwdSm90SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, int64_t dim_v) {
+  const int64_t panels = CeilDiv(dim_qk, kPanelColumns) + CeilDiv(dim_v, kPanelColumns);
+  // K and V, Q and dO, dS.
+  const int64_t rows = block_n * panels + stages * int64_t{block_m} * panels +
+                       stages * (block_m / kPanelColumns) * block_n;
+  const int64_t stats = int64_t{stages} * block_m * 8;
+  const int64_t barriers = 8 * (2 + 4 * int64_t{stages});
+  return RoundUp(rows * kPanelRowBytes + stats + barriers, kSharedAlignment);
+}
+
+FamilyAnswer PlanBwdSm90(const PlanRequest& request) {
+  FamilyAnswer answer = Refuse(request);
+  if (!answer.refusal.empty()) return answer;
+  const AttentionSpec& spec = request.spec;
+  KernelPlan plan;
+  plan.family = Family::kBwdSm90;
+  plan.target = std::string(request.traits.target);
+  plan.block_m = spec.dim_qk <= kPanelColumns ? 128 : 64;
+  plan.block_n = kConsumers * 64;
+  plan.consumers = kConsumers;
+  plan.warps = 4 * (kConsumers + 1);
+  plan.stages = kStages;
+  plan.smem_bytes =
+      BwdSm90SmemBytes(plan.block_m, plan.block_n, plan.stages, spec.dim_qk, spec.dim_v);
+  plan.before = {PlanBwdPrep(plan.target, plan.block_m)};
+  plan.after = {PlanBwdFinish(plan.target, plan.block_m)};
+  if (spec.sinks_gradient) plan.after.push_back(PlanBwdTerms(request));
+  answer.why = absl::StrCat("tiles of ", plan.block_m, " rows and ", plan.block_n, " keys");
+  answer.plans = {std::move(plan)};
+  return answer;
+}
+
+}  // namespace tilewright::plan
