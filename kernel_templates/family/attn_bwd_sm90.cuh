@@ -145,37 +145,59 @@ __device__ __forceinline__ void WarpArrives(const u64& barrier) {
   if (threadIdx.x % 32 == 0) Arrive(barrier);
 }
 
-// A block's keys, and the tiles of rows that see any of them.
+// A block's keys, and the tiles of rows that see any of them. Small: it lives in registers.
 struct KeyTile {
-  Problem problem;  // of the first query head of the group
-  i64 kv_begin;
-  RowTiles rows;
-  __device__ __forceinline__ bool HasSteps() const { return rows.begin < rows.end; }
+  int batch;
+  int head_kv;
+  int kv_begin;
+  int begin;  // tiles of rows
+  int end;
+  int full_begin;  // those whose rows all see all keys
+  int full_end;
+  __device__ __forceinline__ bool HasSteps() const { return begin < end; }
 };
+
+template <class Config, class Params>
+__device__ __forceinline__ Problem ProblemOf(const KeyTile& tile, const Params& params) {
+  return MakeProblem<Config>(tile.batch, i64{tile.head_kv} * Config::kGroup, params);
+}
+
+template <class Config, class Params>
+__device__ __forceinline__ KeyTile FindTile(u32 number, const Params& params) {
+  using Mask = typename Config::Mask;
+  const abi::BwdSm90Args& args = params.sm90;
+  const u32 section = number / (args.section_heads * args.key_tiles);
+  const u32 in_section = number - section * args.section_heads * args.key_tiles;
+  const u32 first_head = section * args.section_heads;
+  const u32 heads = min(args.section_heads, args.heads - first_head);
+  const u32 head = first_head + in_section % heads;
+  const u32 heads_kv = static_cast<u32>(params.core.heads_kv);
+  KeyTile tile = {};
+  tile.batch = static_cast<int>(head / heads_kv);
+  tile.head_kv = static_cast<int>(head % heads_kv);
+  tile.kv_begin = static_cast<int>(in_section / heads) * Config::kBlockN;
+  const Problem problem = ProblemOf<Config>(tile, params);
+  const i64 kv_end = Min(i64{tile.kv_begin} + Config::kBlockN, problem.seqlen_kv);
+  if (tile.kv_begin >= kv_end) return tile;
+  const RowTiles rows =
+      RowTilesOfKeys<Mask>(problem, tile.kv_begin, kv_end, Config::kBlockM, params);
+  tile.begin = static_cast<int>(rows.begin);
+  tile.end = static_cast<int>(rows.end);
+  if (tile.kv_begin + Config::kBlockN == kv_end) {
+    const RowTiles full =
+        FullRowTilesOfKeys<Mask>(problem, tile.kv_begin, kv_end, Config::kBlockM, rows, params);
+    tile.full_begin = static_cast<int>(full.begin);
+    tile.full_end = static_cast<int>(full.end);
+  }
+  return tile;
+}
 
 // Calls visit(tile) for the tiles of this block; abi::BwdSm90Args says in what order they come.
 template <class Config, class Params, class Visit>
 __device__ __forceinline__ void ForEachTile(const Params& params, const Visit& visit) {
-  const abi::BwdSm90Args& args = params.sm90;
 #pragma unroll 1
-  for (u32 n = blockIdx.x; n < args.tiles; n += gridDim.x) {
-    const u32 section = n / (args.section_heads * args.key_tiles);
-    const u32 in_section = n - section * args.section_heads * args.key_tiles;
-    const u32 first_head = section * args.section_heads;
-    const u32 heads = min(args.section_heads, args.heads - first_head);
-    const u32 head = first_head + in_section % heads;
-    const u32 heads_kv = static_cast<u32>(params.core.heads_kv);
-    const u32 batch = head / heads_kv;
-    KeyTile tile;
-    tile.problem = MakeProblem<Config>(batch, (head - batch * heads_kv) * Config::kGroup, params);
-    tile.kv_begin = i64{in_section / heads} * Config::kBlockN;
-    tile.rows = {0, 0};
-    if (tile.kv_begin < tile.problem.seqlen_kv) {
-      tile.rows = RowTilesOfKeys<typename Config::Mask>(
-          tile.problem, tile.kv_begin, Min(tile.kv_begin + Config::kBlockN, tile.problem.seqlen_kv),
-          Config::kBlockM, params);
-    }
-    visit(tile);
+  for (u32 n = blockIdx.x; n < params.sm90.tiles; n += gridDim.x) {
+    visit(FindTile<Config>(n, params));
   }
 }
 
@@ -217,7 +239,7 @@ struct Loader {
   template <int kPanels, int kRows>
   __device__ __forceinline__ static void LoadPanels(const u16 (*tile)[kRows][kPanelColumns],
                                                     const abi::TensorMap* map, const u64& full,
-                                                    i64 row, i64 head, i64 batch) {
+                                                    int row, int head, int batch) {
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
       ptx::cp_async_bulk_tensor_4d_load(
@@ -230,24 +252,21 @@ struct Loader {
 
   __device__ __forceinline__ void LoadKeysByMap(const KeyTile& tile) {
     if ((params.sm90.by_threads & abi::kKvByThreads) != 0) return Arrive(shared.kv_full);
-    const Problem& problem = tile.problem;
-    const i64 row = problem.kv_row + tile.kv_begin;
     ptx::mbarrier_arrive_expect_tx(ptx::SharedAddress(&shared.kv_full), S::kBytesK + S::kBytesV);
-    LoadPanels<S::kPanelsQk>(shared.k, &params.sm90.k, shared.kv_full, row, problem.h_kv,
-                             problem.kv_batch);
-    LoadPanels<S::kPanelsV>(shared.v, &params.sm90.v, shared.kv_full, row, problem.h_kv,
-                            problem.kv_batch);
+    LoadPanels<S::kPanelsQk>(shared.k, &params.sm90.k, shared.kv_full, tile.kv_begin, tile.head_kv,
+                             tile.batch);
+    LoadPanels<S::kPanelsV>(shared.v, &params.sm90.v, shared.kv_full, tile.kv_begin, tile.head_kv,
+                            tile.batch);
   }
 
-  __device__ __forceinline__ void LoadRowsByMap(const Problem& problem, i64 h, i64 q_begin) {
+  __device__ __forceinline__ void LoadRowsByMap(const KeyTile& tile, int h, int m) {
     const u64& full = shared.rows_full[ring.stage];
     Wait(shared.rows_empty[ring.stage], ring.parity);
     if ((params.sm90.by_threads & abi::kQByThreads) != 0) return Arrive(full);
-    const i64 row = problem.q_row + q_begin;
+    const int row = m * Config::kBlockM;
     ptx::mbarrier_arrive_expect_tx(ptx::SharedAddress(&full), S::kBytesQ + S::kBytesDo);
-    LoadPanels<S::kPanelsQk>(shared.q[ring.stage], &params.sm90.q, full, row, h, problem.q_batch);
-    LoadPanels<S::kPanelsV>(shared.d_o[ring.stage], &params.sm90.d_o, full, row, h,
-                            problem.q_batch);
+    LoadPanels<S::kPanelsQk>(shared.q[ring.stage], &params.sm90.q, full, row, h, tile.batch);
+    LoadPanels<S::kPanelsV>(shared.d_o[ring.stage], &params.sm90.d_o, full, row, h, tile.batch);
   }
 
   // ---- warps 1 to 3
@@ -255,33 +274,32 @@ struct Loader {
   __device__ __forceinline__ void LoadKeysByThreads(const KeyTile& tile) {
     if ((params.sm90.by_threads & abi::kKvByThreads) != 0) {
       const abi::AttnFwdParams& core = params.core;
-      const Problem& problem = tile.problem;
-      const i64 row = problem.kv_row + tile.kv_begin;
-      const i64 valid = problem.seqlen_kv - tile.kv_begin;
+      const i64 valid = SeqlenKv<Config>(params) - tile.kv_begin;
       CopyTile<Config::kHeadDimQk, S::kPanelsQk>(
-          shared.k, RowsOf(core.k, core.k_strides, problem.kv_batch, problem.h_kv, row),
+          shared.k, RowsOf(core.k, core.k_strides, tile.batch, tile.head_kv, tile.kv_begin),
           core.k_strides.seq, valid);
       CopyTile<Config::kHeadDimV, S::kPanelsV>(
-          shared.v, RowsOf(core.v, core.v_strides, problem.kv_batch, problem.h_kv, row),
+          shared.v, RowsOf(core.v, core.v_strides, tile.batch, tile.head_kv, tile.kv_begin),
           core.v_strides.seq, valid);
     }
     WarpArrives(shared.kv_full);
   }
 
-  __device__ __forceinline__ void LoadRowsByThreads(const Problem& problem, i64 h, i64 q_begin) {
+  __device__ __forceinline__ void LoadRowsByThreads(const KeyTile& tile, int h, int m) {
     constexpr int kRows = (Config::kBlockM + kCopyThreads - 1) / kCopyThreads;  // of a thread
     const abi::AttnFwdParams& core = params.core;
     const abi::AttnBwdParams& gradients = params.gradients;
-    const i64 row = problem.q_row + q_begin;
+    const int row = m * Config::kBlockM;
+    const int valid = static_cast<int>(Min(SeqlenQ<Config>(params) - row, Config::kBlockM));
     const abi::RowStats* stats =
-        gradients.row_stats + (problem.q_batch * core.heads_q + h) * gradients.stats_rows + row;
+        gradients.row_stats + (tile.batch * core.heads_q + h) * gradients.stats_rows + row;
     // On their way while the slot is waited for. Rows beyond the end have no weights.
     abi::RowStats mine[kRows];
 #pragma unroll
     for (int n = 0; n < kRows; ++n) {
       const int r = static_cast<int>(threadIdx.x) - 32 + n * kCopyThreads;
       mine[n] = {Infinity(), 0};
-      if (r < Config::kBlockM && q_begin + r < problem.seqlen_q) mine[n] = stats[r];
+      if (r < valid) mine[n] = stats[r];
     }
     Wait(shared.rows_empty[ring.stage], ring.parity);
 #pragma unroll
@@ -292,13 +310,11 @@ struct Loader {
       shared.delta[ring.stage][r] = mine[n].delta;
     }
     if ((params.sm90.by_threads & abi::kQByThreads) != 0) {
-      const i64 valid = problem.seqlen_q - q_begin;
-      CopyTile<Config::kHeadDimQk, S::kPanelsQk>(
-          shared.q[ring.stage], RowsOf(core.q, core.q_strides, problem.q_batch, h, row),
-          core.q_strides.seq, valid);
+      CopyTile<Config::kHeadDimQk, S::kPanelsQk>(shared.q[ring.stage],
+                                                 RowsOf(core.q, core.q_strides, tile.batch, h, row),
+                                                 core.q_strides.seq, valid);
       CopyTile<Config::kHeadDimV, S::kPanelsV>(
-          shared.d_o[ring.stage],
-          RowsOf(gradients.d_o, gradients.d_o_strides, problem.q_batch, h, row),
+          shared.d_o[ring.stage], RowsOf(gradients.d_o, gradients.d_o_strides, tile.batch, h, row),
           gradients.d_o_strides.seq, valid);
     }
     WarpArrives(shared.rows_full[ring.stage]);
@@ -319,11 +335,12 @@ struct Loader {
 #pragma unroll 1
       for (int g = 0; g < Config::kGroup; ++g) {
 #pragma unroll 1
-        for (i64 m = tile.rows.begin; m < tile.rows.end; ++m) {
+        for (int m = tile.begin; m < tile.end; ++m) {
+          const int h = tile.head_kv * Config::kGroup + g;
           if constexpr (kByMap) {
-            LoadRowsByMap(tile.problem, tile.problem.h + g, m * Config::kBlockM);
+            LoadRowsByMap(tile, h, m);
           } else {
-            LoadRowsByThreads(tile.problem, tile.problem.h + g, m * Config::kBlockM);
+            LoadRowsByThreads(tile, h, m);
           }
           ring.Advance();
         }
@@ -350,13 +367,13 @@ struct Consumer {
   const int warpgroup;  // of the consumers
   const int thread;     // of the warpgroup
   const float to_log2;
-  // Descriptors: this warpgroup's keys; all rows of stage 0; this warpgroup's part of stage 0 of
-  // dS, and of K for dQ.
-  const u64 k_keys, v_keys, q_rows, do_rows, ds_part, k_part;
-  Ring<Config> rows_ring = {};
-  Ring<Config> ds_ring = {0, 1};  // the parity of its being empty
-  Ring<Config> dq_ring = {};
+  u32 rows_count = 0;  // of steps so far: stage and parity of the ring of rows
+  u32 ds_count = 0;    // likewise of the ring of dS; dQ is one behind
   u32 kv_parity = 0;
+
+  // Rows of the tile's problem that see the keys of this thread's rows r and r + 8.
+  int first_row[2];
+  int end_row[2];
 
   // Layouts as in ptx/wgmma.cuh: rows are keys, but for dq.
   float dk[S::kSumsK];
@@ -370,16 +387,21 @@ struct Consumer {
         // Shuffled, so that the compiler knows that a warp agrees.
         warpgroup(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0) - 1),
         thread(static_cast<int>(threadIdx.x) % kWarpgroup),
-        to_log2(params.core.scale * kLog2OfE),
-        k_keys(Descriptor(&shared.k[0][warpgroup * kWarpgroupKeys], Config::kBlockN)),
-        v_keys(Descriptor(&shared.v[0][warpgroup * kWarpgroupKeys], Config::kBlockN)),
-        q_rows(Descriptor(&shared.q, Config::kBlockM)),
-        do_rows(Descriptor(&shared.d_o, Config::kBlockM)),
-        ds_part(Descriptor(&shared.ds[0][S::kByRows ? warpgroup : 0], Config::kBlockN)),
-        k_part(Descriptor(&shared.k[S::kByRows ? 0 : warpgroup], Config::kBlockN)) {}
+        to_log2(params.core.scale * kLog2OfE) {}
 
   __device__ __forceinline__ static u64 Descriptor(const void* tile, int panel_rows) {
     return ptx::SwizzledDescriptor(ptx::SharedAddress(tile), panel_rows * kRowBytes);
+  }
+  // Of this warpgroup's keys, of its part of dS and K for dQ, and of a stage's rows.
+  __device__ __forceinline__ u64 KeysOf(const u16 (*panels)[Config::kBlockN][kPanelColumns]) const {
+    return Descriptor(&panels[0][warpgroup * kWarpgroupKeys], Config::kBlockN);
+  }
+  __device__ __forceinline__ u64 PartOf(const u16 (*panels)[Config::kBlockN][kPanelColumns],
+                                        bool mine) const {
+    return Descriptor(&panels[mine ? warpgroup : 0], Config::kBlockN);
+  }
+  __device__ __forceinline__ u64 RowsOf(const u16 (*panels)[Config::kBlockM][kPanelColumns]) const {
+    return Descriptor(panels, Config::kBlockM);
   }
 
   __device__ __forceinline__ int lane() const { return thread % 32; }
@@ -388,72 +410,82 @@ struct Consumer {
     return warpgroup * kWarpgroupKeys + thread / 32 * 16 + lane() / 4 + half * 8;
   }
 
-  // s from products to weights.
+  __device__ __forceinline__ void FindRows(const KeyTile& tile) {
+    const Problem problem = ProblemOf<Config>(tile, params);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const RowInterval rows = Mask::KeyRows(problem, tile.kv_begin + Key(half), params);
+      const int mine = 2 * (lane() % 4);
+      constexpr int kNone = 0x7fffffff;
+      first_row[half] = rows.begin < rows.end ? static_cast<int>(Max(rows.begin, 0)) - mine : kNone;
+      end_row[half] = static_cast<int>(Max(rows.end, 0)) - mine;
+    }
+  }
+
+  // s from products to weights. Rows beyond the end have none, because of their LSE.
   template <bool kFull>
-  __device__ __forceinline__ void Weights(float (&s)[S::kPairs], const KeyTile& tile,
-                                          i64 q_begin) const {
-    int begin[2] = {}, end[2] = {};  // of a key's rows, as of this thread's columns
+  __device__ __forceinline__ void Weights(float (&s)[S::kPairs], int stage, int q_begin) const {
+    int begin[2] = {}, end[2] = {};
     if constexpr (!kFull) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const RowInterval rows = Mask::KeyRows(tile.problem, tile.kv_begin + Key(half), params);
-        const int mine = 2 * (lane() % 4);
-        begin[half] = static_cast<int>(Max(0, Min(rows.begin - q_begin, Config::kBlockM))) - mine;
-        end[half] = static_cast<int>(Max(0, Min(rows.end - q_begin, Config::kBlockM))) - mine;
+        begin[half] = first_row[half] - q_begin;
+        end[half] = end_row[half] - q_begin;
       }
     }
+    const float* const lse = &shared.lse[stage][2 * (lane() % 4)];
 #pragma unroll
     for (int n = 0; n < S::kPairs / 4; ++n) {
-      const Pair lse =
-          *reinterpret_cast<const Pair*>(&shared.lse[rows_ring.stage][8 * n + 2 * (lane() % 4)]);
+      const Pair reference = *reinterpret_cast<const Pair*>(lse + 8 * n);
 #pragma unroll
       for (int at = 0; at < 4; ++at) {
         float& weight = s[4 * n + at];
-        weight = ptx::ex2_approx_ftz(fmaf(weight, to_log2, -lse.value[at % 2]));
+        weight = ptx::ex2_approx_ftz(fmaf(weight, to_log2, -reference.value[at % 2]));
         if constexpr (!kFull) {
           const int column = 8 * n + at % 2;
-          weight = column >= begin[at / 2] && column < end[at / 2] ? weight : 0.f;
+          bool keep = column >= begin[at / 2];
+          if constexpr (Mask::kCutsLeft) keep = keep && column < end[at / 2];
+          weight = keep ? weight : 0.f;
         }
       }
     }
   }
 
-  // dp from the gradients of weights to those of scores.
+  // The weights `s` to p; `dp`, gradients of weights, to those of scores in ds.
   template <bool kFull>
-  __device__ __forceinline__ void ScoreGradients(const float (&s)[S::kPairs],
-                                                 float (&dp)[S::kPairs]) const {
+  __device__ __forceinline__ void PackStep(const float (&s)[S::kPairs],
+                                           const float (&dp)[S::kPairs], int stage) {
+    const float* const deltas = &shared.delta[stage][2 * (lane() % 4)];
 #pragma unroll
     for (int n = 0; n < S::kPairs / 4; ++n) {
-      const Pair delta =
-          *reinterpret_cast<const Pair*>(&shared.delta[rows_ring.stage][8 * n + 2 * (lane() % 4)]);
+      const Pair delta = *reinterpret_cast<const Pair*>(deltas + 8 * n);
 #pragma unroll
-      for (int at = 0; at < 4; ++at) {
-        float& gradient = dp[4 * n + at];
-        const float weight = s[4 * n + at];
-        gradient = weight * (gradient - delta.value[at % 2]);
-        // The dO * V of a masked key may be anything.
-        if constexpr (!kFull) gradient = weight == 0 ? 0.f : gradient;
+      for (int half = 0; half < 2; ++half) {
+        float gradient[2];
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const float weight = s[4 * n + 2 * half + c];
+          gradient[c] = weight * (dp[4 * n + 2 * half + c] - delta.value[c]);
+          // The dO * V of a masked key may be anything.
+          if constexpr (!kFull) gradient[c] = weight == 0 ? 0.f : gradient[c];
+        }
+        const int at = 2 * n + half;
+        p[at] = ptx::cvt_rn_x2_f32(s[2 * at + 1], s[2 * at], Element{});
+        ds[at] = ptx::cvt_rn_x2_f32(gradient[1], gradient[0], Element{});
       }
     }
   }
 
-  __device__ __forceinline__ static void Pack(const float (&values)[S::kPairs],
-                                              u32 (&packed)[S::kPairs / 2]) {
-#pragma unroll
-    for (int n = 0; n < S::kPairs / 2; ++n) {
-      packed[n] = ptx::cvt_rn_x2_f32(values[2 * n + 1], values[2 * n], Element{});
-    }
-  }
-
-  // A warp's 16 rows of panels of 64 columns, `row` being its first.
+  // This warp's 16 rows of panels of 64 columns.
   template <int kChunks, int kRows>
   __device__ __forceinline__ void StoreRows(u16 (*panels)[kRows][kPanelColumns],
                                             const u32 (&packed)[2 * kChunks]) const {
     const int row = warpgroup * kWarpgroupKeys + thread / 32 * 16 + lane() % 16;
+    // A row starts on a multiple of 128 bytes: the swizzle of a chunk is one exclusive or.
+    const u32 first = ptx::SharedAddress(&panels[0][row][(lane() / 16 ^ row % 8) * 8]);
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; chunk += 2) {
-      const int my_chunk = chunk + lane() / 16;
-      const u32 address = ptx::SharedAddress(&panels[chunk / 8][row][(my_chunk % 8 ^ row % 8) * 8]);
+      const u32 address = (first ^ chunk % 8 * 16) + chunk / 8 * kRows * kRowBytes;
       if (chunk + 1 < kChunks) {
         ptx::stmatrix_x4(address, packed[2 * chunk], packed[2 * chunk + 1], packed[2 * chunk + 2],
                          packed[2 * chunk + 3]);
@@ -463,30 +495,35 @@ struct Consumer {
     }
   }
 
-  // Tells all warpgroups that this warp's part of the dS that ds_ring stands at is there.
+  // Waits until all warpgroups have read what the next dS overwrites.
+  __device__ __forceinline__ void WaitForDsSlot() const {
+    Wait(shared.ds_empty[ds_count % 2], (ds_count / 2 + 1) % 2);
+  }
+  // Tells them that this warp's part of it is there.
   __device__ __forceinline__ void PassDs() {
     ptx::fence_proxy_async_shared();
-    WarpArrives(shared.ds_full[ds_ring.stage]);
-    ds_ring.Advance();
+    WarpArrives(shared.ds_full[ds_count % 2]);
+    ++ds_count;
   }
 
-  // dQ of the step that dq_ring stands at, without waiting for it.
-  __device__ __forceinline__ void IssueDq(float (&dq)[4 * S::kDqTiles]) {
-    Wait(shared.ds_full[dq_ring.stage], dq_ring.parity);
+  // dQ of the last dS, without waiting for it.
+  __device__ __forceinline__ void IssueDq(float (&dq)[4 * S::kDqTiles]) const {
+    const u32 count = ds_count - 1;
+    Wait(shared.ds_full[count % 2], count / 2 % 2);
     ptx::wgmma_fence();
-    Wgmma::Dq(dq, ds_part + dq_ring.stage * (S::kBytesDs / kUnit), k_part);
+    Wgmma::Dq(dq, PartOf(shared.ds[count % 2], S::kByRows), PartOf(shared.k, !S::kByRows));
     ptx::wgmma_commit_group();
   }
 
-  // Adds dQ, which has been waited for, to the sums of its tile; `tile` null: nowhere.
-  __device__ __forceinline__ void AddDq(float (&dq)[4 * S::kDqTiles], float* tile) {
+  // Adds dQ, which has been waited for, to the sums of tile number `tile`; negative: nowhere.
+  __device__ __forceinline__ void AddDq(float (&dq)[4 * S::kDqTiles], int tile) const {
     ptx::AccumulatorsReady(dq);
-    WarpArrives(shared.ds_empty[dq_ring.stage]);
-    dq_ring.Advance();
-    if (tile == nullptr) return;
+    WarpArrives(shared.ds_empty[(ds_count - 1) % 2]);
+    if (tile < 0) return;
     const int row_tile = thread / 32 + (S::kByRows ? warpgroup * 4 : 0);
     const int first_column = S::kByRows ? 0 : warpgroup * S::kDqTiles;
-    float* const fragments = tile + (row_tile * S::kQkTiles + first_column) * 128;
+    float* const fragments = params.gradients.dq_sums + i64{tile} * S::kFloatsOfDqTile +
+                             (row_tile * S::kQkTiles + first_column) * 128;
 #pragma unroll
     for (int n = 0; n < S::kDqTiles; ++n) {
       if (S::kConsumers * S::kDqTiles == S::kQkTiles || S::kByRows ||
@@ -497,79 +534,71 @@ struct Consumer {
     }
   }
 
-  // One step, while dV and dK of the one before are being made. `before`: where the dQ of that
-  // goes, or null at the first step, whose predecessor is none but takes its place in the rings:
+  // One step, while dV and dK of the one before are being made. `before`: the tile of dQ of that,
+  // or -1 at the first step, whose predecessor is none but takes its place in the ring of dS:
   // products under a condition cost ptxas the pipeline (C7515).
-  __device__ __forceinline__ void Step(const KeyTile& tile, i64 q_begin, bool full, float* before) {
-    const int stage = rows_ring.stage;
+  __device__ __forceinline__ void Step(int q_begin, bool full, int before) {
+    const int stage = static_cast<int>(rows_count % 2);
     float dq[4 * S::kDqTiles];
     IssueDq(dq);
     ptx::wgmma_wait_group<1>();
-    if (before != nullptr) WarpArrives(shared.rows_empty[stage ^ 1]);
+    if (before >= 0) WarpArrives(shared.rows_empty[stage ^ 1]);
     float s[S::kPairs], dp[S::kPairs];
-    Wait(shared.rows_full[stage], rows_ring.parity);
+    Wait(shared.rows_full[stage], rows_count / 2 % 2);
     ptx::wgmma_fence();
-    Wgmma::Scores(s, k_keys, q_rows + stage * (S::kBytesQ / kUnit));
+    Wgmma::Scores(s, KeysOf(shared.k), RowsOf(shared.q[stage]));
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();
     AddDq(dq, before);
     ptx::wgmma_fence();
-    Wgmma::WeightGradients(dp, v_keys, do_rows + stage * (S::kBytesDo / kUnit));
+    Wgmma::WeightGradients(dp, KeysOf(shared.v), RowsOf(shared.d_o[stage]));
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();
     ptx::AccumulatorsReady(s);
     if (full) {
-      Weights<true>(s, tile, q_begin);
+      Weights<true>(s, stage, q_begin);
     } else {
-      Weights<false>(s, tile, q_begin);
+      Weights<false>(s, stage, q_begin);
     }
     ptx::wgmma_wait_group<0>();
     ptx::AccumulatorsReady(dp);
     if (full) {
-      ScoreGradients<true>(s, dp);
+      PackStep<true>(s, dp, stage);
     } else {
-      ScoreGradients<false>(s, dp);
+      PackStep<false>(s, dp, stage);
     }
-    Pack(s, p);
-    Pack(dp, ds);
-    Wait(shared.ds_empty[ds_ring.stage], ds_ring.parity);
-    StoreRows<Config::kBlockM / 8>(shared.ds[ds_ring.stage], ds);
+    WaitForDsSlot();
+    StoreRows<Config::kBlockM / 8>(shared.ds[ds_count % 2], ds);
     PassDs();
     ptx::wgmma_fence();
-    Wgmma::Dv(dv, p, do_rows + stage * (S::kBytesDo / kUnit));
-    Wgmma::Dk(dk, ds, q_rows + stage * (S::kBytesQ / kUnit));
+    Wgmma::Dv(dv, p, RowsOf(shared.d_o[stage]));
+    Wgmma::Dk(dk, ds, RowsOf(shared.q[stage]));
     ptx::wgmma_commit_group();
-    rows_ring.Advance();
+    ++rows_count;
   }
 
   __device__ __forceinline__ void Steps(const KeyTile& tile) {
-    RowTiles full = {0, 0};
-    if (tile.kv_begin + Config::kBlockN <= tile.problem.seqlen_kv) {
-      full = FullRowTilesOfKeys<Mask>(tile.problem, tile.kv_begin, tile.kv_begin + Config::kBlockN,
-                                      Config::kBlockM, tile.rows, params);
-    }
+    FindRows(tile);
     Wait(shared.kv_full, kv_parity);
     kv_parity ^= 1;
-    Wait(shared.ds_empty[ds_ring.stage], ds_ring.parity);
+    WaitForDsSlot();
     PassDs();  // of no step
-    float* before = nullptr;
+    int before = -1;
 #pragma unroll 1
     for (int g = 0; g < Config::kGroup; ++g) {
-      Problem problem = tile.problem;
+      Problem problem = ProblemOf<Config>(tile, params);
       problem.h += g;
-      float* sums = params.gradients.dq_sums +
-                    DqTile(problem, tile.rows.begin, Config::kBlockM, params) * S::kFloatsOfDqTile;
+      const int first = static_cast<int>(DqTile(problem, 0, Config::kBlockM, params));
 #pragma unroll 1
-      for (i64 m = tile.rows.begin; m < tile.rows.end; ++m) {
-        Step(tile, m * Config::kBlockM, m >= full.begin && m < full.end, before);
-        before = sums;
-        sums += S::kFloatsOfDqTile;
+      for (int m = tile.begin; m < tile.end; ++m) {
+        Step(m * Config::kBlockM, m >= tile.full_begin && m < tile.full_end, before);
+        before = first + m;
       }
     }
     float dq[4 * S::kDqTiles];
     IssueDq(dq);
     ptx::wgmma_wait_group<0>();
-    WarpArrives(shared.rows_empty[rows_ring.stage ^ 1]);
+    WarpArrives(shared.rows_empty[(rows_count - 1) % 2]);
     AddDq(dq, before);
   }
 
@@ -580,24 +609,23 @@ struct Consumer {
                                                 const abi::TensorMap* map, void* tensor,
                                                 const abi::TensorStrides& strides,
                                                 const KeyTile& tile) const {
-    const Problem& problem = tile.problem;
     const int row = warpgroup * kWarpgroupKeys;
-    const i64 first = tile.kv_begin + row;
+    const int first = tile.kv_begin + row;
     if ((params.sm90.by_threads & abi::kGradientsByThreads) == 0) {
       if (thread == 0) {
 #pragma unroll
         for (int panel = 0; panel < kPanels; ++panel) {
-          ptx::cp_async_bulk_tensor_4d_store(
-              map, ptx::SharedAddress(&panels[panel][row]), panel * kPanelColumns,
-              static_cast<int>(problem.kv_row + first), static_cast<int>(problem.h_kv),
-              static_cast<int>(problem.kv_batch));
+          ptx::cp_async_bulk_tensor_4d_store(map, ptx::SharedAddress(&panels[panel][row]),
+                                             panel * kPanelColumns, first, tile.head_kv,
+                                             tile.batch);
         }
       }
       return;
     }
-    const int rows = static_cast<int>(Max(0, Min(problem.seqlen_kv - first, kWarpgroupKeys)));
-    u16* out = static_cast<u16*>(tensor) + problem.kv_batch * strides.batch +
-               problem.h_kv * strides.head + (problem.kv_row + first) * strides.seq;
+    const int rows =
+        static_cast<int>(Max(0, Min(SeqlenKv<Config>(params) - first, kWarpgroupKeys)));
+    u16* out = static_cast<u16*>(tensor) + tile.batch * strides.batch +
+               tile.head_kv * strides.head + first * strides.seq;
 #pragma unroll 1
     for (int n = thread; n < rows * kColumns; n += kWarpgroup) {
       const int r = n / kColumns, column = n % kColumns;

@@ -407,14 +407,13 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
     case Family::kFwdSimple:
       config.Int("kPanel", plan.panel);
       break;
-    case Family::kBwdSm90: {
-      const RegisterSplit split = RegistersOf(plan);
+    case Family::kBwdSm90:
+      // The computing threads take all that ptxas may give one.
       config.Int("kStages", plan.stages)
-          .Int("kLoaderRegisters", split.loader)
-          .Int("kConsumerRegisters", split.consumer)
+          .Int("kLoaderRegisters", 24)
+          .Int("kConsumerRegisters", 240)
           .Using("Wgmma", "AttentionWgmma");
       break;
-    }
     case Family::kBwdSm80:
       config.Int("kKeyWarps", plan.key_warps)
           .Int("kDqRowWarps", plan.dq_row_warps)
