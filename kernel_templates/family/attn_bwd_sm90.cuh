@@ -10,7 +10,7 @@
 //             S = K Q^T,  P = exp2(S - lse),  dP = V dO^T,  dS = P (dP - delta)
 //             dV += P dO,  dK += dS Q         P and dS from registers
 //             dQ = dS^T K                     dS through shared memory, of all keys; added to
-//                                             memory from registers (mma/dq_sums.cuh)
+//                                             memory by bulk additions (mma/dq_sums.cuh)
 //           dQ is made one step late, so that warpgroups need not wait for each other's dS: one
 //           computes weights while the other multiplies. S of the next step is issued before dQ is
 //           waited for.
@@ -29,6 +29,7 @@
 // Shared    k, v   [panel][kBlockN][64]           rows of 128 bytes, 128-byte swizzle, panels of 64
 //           q, d_o [kStages][panel][kBlockM][64]  columns; columns beyond the dim are zeros
 //           ds     [kStages][kBlockM / 64][kBlockN][64]  a row a key
+//           dq     [warp][fragment][128]          a warp's part of dQ on its way to memory
 //           lse (log2), delta  [kStages][kBlockM]
 //           dK and dV in the end over k and v
 #ifndef TILEWRIGHT_FAMILY_ATTN_BWD_SM90_CUH_
@@ -98,6 +99,7 @@ struct Shape {
   static constexpr int kQkTiles = Config::kHeadDimQk / 8;  // of 8 columns
   static constexpr int kDqTiles = kByRows ? kQkTiles : kPanelColumns / 8;
   static constexpr int kFloatsOfDqTile = Config::kBlockM * kQkTiles * 8;
+  static constexpr int kFloatsOfFragment = 128;
 };
 
 template <class Config>
@@ -107,6 +109,8 @@ struct alignas(1024) SharedStorage {
   u16 q[Config::kStages][Shape<Config>::kPanelsQk][Config::kBlockM][kPanelColumns];
   u16 d_o[Config::kStages][Shape<Config>::kPanelsV][Config::kBlockM][kPanelColumns];
   u16 ds[Config::kStages][Shape<Config>::kPanelsM][Config::kBlockN][kPanelColumns];
+  alignas(16) float dq[Shape<Config>::kConsumerWarps][Shape<Config>::kDqTiles]
+                      [Shape<Config>::kFloatsOfFragment];
   alignas(16) float lse[Config::kStages][Config::kBlockM];
   alignas(16) float delta[Config::kStages][Config::kBlockM];
   alignas(8) u64 kv_full;
@@ -515,22 +519,34 @@ struct Consumer {
     ptx::wgmma_commit_group();
   }
 
-  // Adds dQ, which has been waited for, to the sums of tile number `tile`; negative: nowhere.
+  // Adds dQ, which has been waited for, to the sums of tile number `tile`; negative: nowhere. A
+  // warp's part of it is contiguous in mma/dq_sums.cuh's order, and one bulk addition of its own:
+  // additions from registers held the warp up until L2 had taken them.
   __device__ __forceinline__ void AddDq(float (&dq)[4 * S::kDqTiles], int tile) const {
     ptx::AccumulatorsReady(dq);
     WarpArrives(shared.ds_empty[(ds_count - 1) % 2]);
     if (tile < 0) return;
-    const int row_tile = thread / 32 + (S::kByRows ? warpgroup * 4 : 0);
-    const int first_column = S::kByRows ? 0 : warpgroup * S::kDqTiles;
-    float* const fragments = params.gradients.dq_sums + i64{tile} * S::kFloatsOfDqTile +
-                             (row_tile * S::kQkTiles + first_column) * 128;
+    // The addition before must have read its place.
+    if (lane() == 0) ptx::cp_async_bulk_wait_group_read_0();
+    __syncwarp();
+    auto& fragments = shared.dq[warpgroup * 4 + thread / 32];
 #pragma unroll
     for (int n = 0; n < S::kDqTiles; ++n) {
-      if (S::kConsumers * S::kDqTiles == S::kQkTiles || S::kByRows ||
-          first_column + n < S::kQkTiles) {
-        const float values[4] = {dq[4 * n], dq[4 * n + 1], dq[4 * n + 2], dq[4 * n + 3]};
-        AddFragment(fragments + n * 128, values);
-      }
+      *reinterpret_cast<Words<16>*>(&fragments[n][DqSumAt(lane(), 0)]) = {
+          {__float_as_uint(dq[4 * n]), __float_as_uint(dq[4 * n + 1]),
+           __float_as_uint(dq[4 * n + 2]), __float_as_uint(dq[4 * n + 3])}};
+    }
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+    if (lane() == 0) {
+      const int row_tile = thread / 32 + (S::kByRows ? warpgroup * 4 : 0);
+      const int first_column = S::kByRows ? 0 : warpgroup * S::kDqTiles;
+      const int columns = S::kByRows ? S::kQkTiles : min(S::kDqTiles, S::kQkTiles - first_column);
+      ptx::cp_reduce_async_bulk_add_f32(
+          params.gradients.dq_sums + i64{tile} * S::kFloatsOfDqTile +
+              (row_tile * S::kQkTiles + first_column) * S::kFloatsOfFragment,
+          ptx::SharedAddress(&fragments), columns * S::kFloatsOfFragment * sizeof(float));
+      ptx::cp_async_bulk_commit_group();
     }
   }
 
@@ -736,6 +752,7 @@ __device__ __forceinline__ void Run(const Params& params) {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
     Consumer<Config, Params> consumer(shared, params);
     consumer.ComputeTiles();
+    if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_0();
   }
 }
 

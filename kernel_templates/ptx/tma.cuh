@@ -48,6 +48,16 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d_store(const void* map, u
       : "memory");
 }
 
+// Adds `bytes` of floats, each on its own, to what lies from `at` on. `at`, `source` and `bytes` are
+// multiples of 16.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-reduce-async-bulk
+__device__ __forceinline__ void cp_reduce_async_bulk_add_f32(float* at, u32 source, u32 bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(at),
+      "r"(source), "r"(bytes)
+      : "memory");
+}
+
 __device__ __forceinline__ void cp_async_bulk_commit_group() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }

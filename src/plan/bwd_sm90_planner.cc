@@ -103,8 +103,11 @@ int64_t BwdSm90SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, i
   const int64_t rows = block_n * panels + stages * int64_t{block_m} * panels +
                        stages * (block_m / kPanelColumns) * block_n;
   const int64_t stats = int64_t{stages} * block_m * 8;
+  // A warp's part: rows of 16 and 64 columns, or all columns where warpgroups share rows.
+  const int64_t dq_columns = block_m > kPanelColumns ? dim_qk : kPanelColumns;
+  const int64_t dq = 4 * kConsumers * 16 * dq_columns * int64_t{sizeof(float)};
   const int64_t barriers = 8 * (2 + 4 * int64_t{stages});
-  return RoundUp(rows * kPanelRowBytes + stats + barriers, kSharedAlignment);
+  return RoundUp(rows * kPanelRowBytes + dq + stats + barriers, kSharedAlignment);
 }
 
 FamilyAnswer PlanBwdSm90(const PlanRequest& request) {

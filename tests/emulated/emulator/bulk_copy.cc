@@ -176,6 +176,40 @@ void StartBulkStore(const void* map, unsigned source, const int* coordinates, in
   cluster->fiber().uncommitted_stores.push_back(number);
 }
 
+void StartBulkAdd(float* at, unsigned source, unsigned bytes) {
+  const void* const code = __builtin_return_address(0);
+  constexpr uint32_t kChunk = 16;
+  if (reinterpret_cast<uintptr_t>(at) % kChunk != 0 || source % kChunk != 0 ||
+      bytes % kChunk != 0 || !InShared(source, bytes)) {
+    cluster->AbortWith("a bulk addition of " + std::to_string(bytes) + " bytes at " +
+                           std::to_string(source) + " of shared memory, not a multiple of 16",
+                       code);
+  }
+  const uint32_t count = bytes / sizeof(float);
+  for (uint32_t n = 0; n < count; ++n) CheckAccess(at + n, sizeof *at, Access::kAtomic, code);
+  Carrier carrier;
+  const int rank = cluster->rank(), thread = cluster->current();
+  const auto check = [=, actor = carrier.actor] {
+    for (uint32_t n = 0; n < bytes; n += kChunk) {
+      CheckShared(rank, source + n, kChunk, Access::kAsyncRead, actor, code);
+    }
+  };
+  check();
+  const int number = cluster->StartWork([=]() mutable {
+    // As of the start: what was written since may be what is read.
+    cluster->clock(carrier.actor) = carrier.clock;
+    check();
+    for (uint32_t n = 0; n < count; ++n) {
+      float value;
+      std::memcpy(&value, cluster->shared(rank) + source + n * sizeof value, sizeof value);
+      at[n] += value;
+    }
+    cluster->fiber(thread).finished_stores.emplace_back(carrier.actor,
+                                                        carrier.clock[carrier.actor]);
+  });
+  cluster->fiber().uncommitted_stores.push_back(number);
+}
+
 void CommitBulkStores() {
   Fiber& fiber = cluster->fiber();
   fiber.committed_stores.push_back(std::exchange(fiber.uncommitted_stores, {}));

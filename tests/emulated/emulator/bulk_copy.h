@@ -10,6 +10,8 @@ void PrefetchMap(const void* map);
 void StartBulkLoad(unsigned destination, const void* map, unsigned barrier, const int* coordinates,
                    int dimensions, unsigned blocks);
 void StartBulkStore(const void* map, unsigned source, const int* coordinates, int dimensions);
+// Adds floats to global memory; counts among the stores.
+void StartBulkAdd(float* at, unsigned source, unsigned bytes);
 void CommitBulkStores();
 void WaitForBulkStores(int pending);
 void FenceProxyAsync();

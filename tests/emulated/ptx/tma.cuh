@@ -30,6 +30,10 @@ inline void cp_async_bulk_tensor_4d_store(const abi::TensorMap* map, u32 source,
   cuda_on_host::StartBulkStore(map, source, at, 4);
 }
 
+inline void cp_reduce_async_bulk_add_f32(float* at, u32 source, u32 bytes) {
+  cuda_on_host::StartBulkAdd(at, source, bytes);
+}
+
 inline void cp_async_bulk_commit_group() { cuda_on_host::CommitBulkStores(); }
 inline void cp_async_bulk_wait_group_read_0() { cuda_on_host::WaitForBulkStores(0); }
 inline void cp_async_bulk_wait_group_0() { cuda_on_host::WaitForBulkStores(0); }
