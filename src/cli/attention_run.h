@@ -70,8 +70,8 @@ double ReferenceFlopsPerRow(const AttentionSpec& spec);
 // Rows to compare: all, or a sample when the problem is large.
 std::vector<reference::Row> RowsToCheck(const HostProblem& problem, uint64_t seed);
 
-// Writes the result of the fp64 reference, rounded once, into o and lse of `problem`. At
-// `rows` only, or everywhere when `rows` is empty.
+// Writes the result of the fp64 reference, rounded once, into o and lse of `problem`, at `rows`
+// only or everywhere when `rows` is empty; of a backward into all gradients.
 absl::Status ComputeOnHost(HostProblem& problem, absl::Span<const reference::Row> rows);
 
 // Whether part of the rule is CUDA text, which no host can compute.
@@ -96,14 +96,17 @@ class GpuSession {
     double kernel_ms = 0;       // median of the timed launches
     int launches = 0;           // timed
     double host_us = 0;         // host time of one Run, median
-    bool bitwise_equal = true;  // first and last launch wrote the same bytes
+    bool bitwise_equal = true;  // first and last launch wrote the same bytes, where they must
   };
   // Prepares, uploads, launches once, times further launches, and downloads o and lse into
-  // `problem`. Laps "prepare", "upload", "first_launch", "timing", "download".
+  // `problem`. Laps "prepare", "upload", "first_launch", "timing", "download". A backward is
+  // preceded by a forward, which makes its O and LSE ("forward").
   absl::StatusOr<Result> Run(HostProblem& problem, StageClock& clock);
 
  private:
   GpuSession() = default;
+  // The forward of a backward's spec, on the same arrays.
+  absl::Status RunForwardOf(const AttentionSpec& spec, AttentionArgs args);
   std::shared_ptr<device::DeviceManager> manager_;
   device::DeviceManager::Current current_;
   std::optional<device::ScopedContext> scope_;

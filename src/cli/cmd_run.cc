@@ -14,6 +14,7 @@
 #include "base/status_macros.h"
 #include "cli/attention_run.h"
 #include "cli/command.h"
+#include "cli/gradients.h"
 #include "cli/problem_files.h"
 #include "cli/spec_arguments.h"
 #include "cli/toolchain.h"
@@ -61,6 +62,7 @@ struct RunReport {
   RuntimeCounters counters;
   std::optional<int64_t> sampled_rows;  // the host computed only these
   std::optional<Accuracy> accuracy;
+  std::optional<GradientAccuracy> gradients;
   std::optional<Expectation> against_simple;  // a snippet's result
   std::string check_note;
   std::optional<Expectation> expectation;
@@ -101,6 +103,13 @@ absl::Status CheckOptions(const RunOptions& options) {
 }
 
 absl::Status CheckOutputs(const RunOptions& options, const AttentionSpec& spec) {
+  if (spec.operation == Operation::kBackward &&
+      (!options.o.empty() || !options.lse_out.empty() || !options.expect.empty() ||
+       !options.files.q.empty())) {
+    return absl::InvalidArgumentError(
+        "--q, --k, --v, --o, --lse-out and --expect are of a forward; a bwd spec runs on random "
+        "data");
+  }
   if (absl::EndsWith(options.o, ".npy") && spec::OutType(spec) == ElementType::kBf16) {
     return absl::InvalidArgumentError(
         absl::StrCat("--o ", options.o, ": .npy has no dtype for bf16; write a .safetensors file"));
@@ -129,6 +138,12 @@ absl::Status RunOnHost(const RunOptions& options, HostProblem& problem, StageClo
     report.check_note =
         "not computed: a snippet is CUDA text, which only a GPU can run; the kernel is compiled";
     return absl::OkStatus();
+  }
+  if (problem.spec().operation == Operation::kBackward &&
+      ReferenceBackwardFlops(problem) > kMostHostFlops) {
+    return absl::UnimplementedError(
+        "the fp64 reference of all gradients would take minutes; give a smaller batch, fewer heads "
+        "or shorter sequences");
   }
   std::vector<reference::Row> rows;
   const bool everything = !options.o.empty() || !options.lse_out.empty() || !options.expect.empty();
@@ -235,6 +250,17 @@ absl::Status Check(const RunOptions& options, const HostProblem& problem, RunRep
     }
     return absl::OkStatus();
   }
+  if (problem.spec().operation == Operation::kBackward) {
+    if (ReferenceBackwardFlops(problem) > kMostHostFlops) {
+      report.check_note =
+          "not checked: the fp64 reference of all gradients would take minutes; a smaller batch, "
+          "fewer heads or shorter sequences are checked";
+      return absl::OkStatus();
+    }
+    TILEWRIGHT_ASSIGN_OR_RETURN(report.gradients, CheckGradients(problem));
+    report.ok = report.ok && report.gradients->holds();
+    return absl::OkStatus();
+  }
   TILEWRIGHT_ASSIGN_OR_RETURN(report.accuracy,
                               CheckAccuracy(problem, RowsToCheck(problem, options.seed)));
   report.ok = report.ok && report.accuracy->holds;
@@ -298,6 +324,14 @@ void PrintJson(const RunReport& report, const RunOptions& options, const StageCl
   }
   if (report.sampled_rows.has_value()) object["sampled_rows"] = *report.sampled_rows;
   if (report.accuracy.has_value()) object["accuracy"] = AccuracyJson(*report.accuracy);
+  if (report.gradients.has_value()) {
+    for (const GradientError& error : report.gradients->gradients) {
+      object["accuracy"][error.name] = {{"relative", error.relative},
+                                        {"relative_bar", error.relative_bar},
+                                        {"mismatches", error.mismatches},
+                                        {"holds", error.holds()}};
+    }
+  }
   if (!report.check_note.empty()) object["check_note"] = report.check_note;
   if (report.expectation.has_value()) {
     object["expected"] = {{"file", options.expect},
@@ -340,6 +374,10 @@ void PrintText(const RunReport& report, const RunOptions& options, const StageCl
   if (report.accuracy.has_value()) {
     line("fp64",
          absl::StrCat(report.accuracy->holds ? "ok: " : "WRONG: ", report.accuracy->ToString()));
+  }
+  if (report.gradients.has_value()) {
+    line("fp64", absl::StrCat(report.gradients->holds() ? "ok: " : "WRONG: ",
+                              report.gradients->ToString()));
   }
   if (!report.check_note.empty()) line("check", report.check_note);
   if (report.expectation.has_value()) {

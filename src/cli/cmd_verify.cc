@@ -7,6 +7,7 @@
 #include "base/status_macros.h"
 #include "cli/attention_run.h"
 #include "cli/command.h"
+#include "cli/gradients.h"
 #include "cli/spec_arguments.h"
 #include "cli/toolchain.h"
 #include "spec/canonical.h"
@@ -34,6 +35,11 @@ constexpr const char* kBuiltIn[] = {
     "fwd fp16 b=2 h=2 s=128 d=64 block_mask=64,32 lse",
     "fwd bf16 b=1 h=2 s=40 d=192/128 layout=bhsd causal lse lse_base=2",
     "fwd bf16 b=1 h=1 s=5/7 d=1 lse",
+    "bwd bf16 b=1 h=4/2 s=150/200 d=64 causal",
+    "bwd fp16 b=2 h=2 s=130 d=128 deterministic",
+    "bwd fp32 b=1 h=2 s=65/70 d=40 window=31,8",
+    "bwd bf16 b=2 h=2 s=90 d=64 alibi alibi_grad bias=fp32:1,2,90,90:grad sinks sinks_grad",
+    "bwd bf16 b=3 h=4/2 s=60/90 d=64 layout=thd varlen causal dropout=0.1",
 };
 
 struct VerifyOptions {
@@ -51,14 +57,28 @@ struct Verdict {
   bool holds = false;
 };
 
+// The two references of a backward, as below those of a forward.
+absl::Status CompareReferences(HostProblem& problem, Verdict& verdict) {
+  TILEWRIGHT_RETURN_IF_ERROR(ComputeGradientsOnHost(problem));
+  TILEWRIGHT_ASSIGN_OR_RETURN(const GradientAccuracy accuracy, CheckGradients(problem));
+  verdict.holds = accuracy.holds();
+  absl::StrAppend(&verdict.finding, accuracy.ToString());
+  return absl::OkStatus();
+}
+
 // Without a GPU: the kernel must compile, and the fp64 reference and the straightforward
 // computation in the spec's own types, two separate pieces of arithmetic, must agree to rounding.
 absl::Status VerifyOnHost(Toolchain& tools, const AttentionSpec& spec, const std::string& target,
-                          const HostProblem& problem, uint64_t seed, Verdict& verdict) {
+                          HostProblem& problem, uint64_t seed, Verdict& verdict) {
   StageClock clock;
   TILEWRIGHT_ASSIGN_OR_RETURN(const KernelReport kernel,
                               BuildForTarget(tools, spec, target, clock));
   verdict.how = kernel.decision.plan.ToString();
+  if (spec.operation == Operation::kBackward) {
+    verdict.finding = absl::StrFormat("%s compiled for %s; fp64, rounded once: ", kernel.entry_name,
+                                      kernel.decision.plan.target);
+    return CompareReferences(problem, verdict);
+  }
   const std::vector<reference::Row> rows = RowsToCheck(problem, seed);
   TILEWRIGHT_ASSIGN_OR_RETURN(const reference::ForwardResult exact,
                               reference::Forward(spec, problem.args(), rows));
@@ -93,6 +113,15 @@ absl::Status VerifyOnGpu(GpuSession& session, HostProblem& problem, uint64_t see
   StageClock clock;
   TILEWRIGHT_ASSIGN_OR_RETURN(const GpuSession::Result result, session.Run(problem, clock));
   verdict.how = result.explain;
+  if (problem.spec().operation == Operation::kBackward) {
+    TILEWRIGHT_ASSIGN_OR_RETURN(const GradientAccuracy gradients, CheckGradients(problem));
+    verdict.holds = gradients.holds() && result.bitwise_equal;
+    verdict.finding = gradients.ToString();
+    if (!result.bitwise_equal) {
+      absl::StrAppend(&verdict.finding, "; two launches gave different bytes");
+    }
+    return absl::OkStatus();
+  }
   TILEWRIGHT_ASSIGN_OR_RETURN(const Accuracy accuracy,
                               CheckAccuracy(problem, RowsToCheck(problem, seed)));
   verdict.holds = accuracy.holds && result.bitwise_equal;

@@ -28,6 +28,10 @@ void ForEachPointer(AttentionArgs& args, const Visitor& visit) {
   visit(args.v.data);
   visit(args.o.data);
   visit(args.lse);
+  visit(args.d_o.data);
+  visit(args.d_q.data);
+  visit(args.d_k.data);
+  visit(args.d_v.data);
   visit(args.cu_seqlens_q);
   visit(args.cu_seqlens_kv);
   visit(args.seqused_kv);
@@ -42,6 +46,10 @@ void ForEachPointer(AttentionArgs& args, const Visitor& visit) {
   visit(args.dropout_seed_ptr);
   visit(args.dropout_offset_ptr);
   for (const void*& array : args.snippet_arrays) visit(array);
+  visit(args.d_alibi_slopes);
+  for (BiasGradient& bias : args.d_bias) visit(bias.data);
+  visit(args.d_sinks);
+  for (float*& array : args.d_snippet_arrays) visit(array);
 }
 
 }  // namespace
@@ -131,7 +139,7 @@ void HostProblem::AddOutputs(const Strides& o_strides, size_t start_elements, st
   args_.o.data = AddBuffer(
       "o", static_cast<size_t>(Reach(o_strides, batch, rows, spec_.heads_q, spec_.dim_v) * bytes),
       start_elements * bytes, /*output=*/true, poison);
-  if (spec_.lse) {
+  if (spec_.lse || spec_.operation == Operation::kBackward) {
     args_.lse_stride_head = rows;
     args_.lse_stride_batch = packed ? 0 : rows * spec_.heads_q;
     args_.lse = static_cast<float*>(
@@ -199,6 +207,7 @@ class Builder {
     AddScales();
     if (spec_.dropout > 0) AddDropout();
     TILEWRIGHT_RETURN_IF_ERROR(AddSnippetInputs());
+    if (spec_.operation == Operation::kBackward) AddGradients();
     return std::move(problem_);
   }
 
@@ -582,6 +591,60 @@ class Builder {
     args.dropout_offset_ptr = offset;
   }
 
+  // What a backward pass adds to the arrays of a forward one. O and the LSE, which it reads, are
+  // there but hold poison: a forward pass of the same spec fills them.
+  void AddGradients() {
+    AttentionArgs& args = problem_.args();
+    const bool packed_q = args.cu_seqlens_q != nullptr, packed_kv = args.cu_seqlens_kv != nullptr;
+    const int64_t q_batch = packed_q ? 1 : spec_.batch, kv_batch = packed_kv ? 1 : spec_.batch;
+    const int64_t q_rows = packed_q ? args.total_q : spec_.seqlen_q;
+    const int64_t kv_rows = packed_kv ? args.total_kv : spec_.seqlen_kv;
+    args.d_o.strides = args.o.strides;
+    args.d_o.data = AddRandomTensor("d_o", spec::OutType(spec_), args.o.strides, q_batch, q_rows,
+                                    spec_.heads_q, spec_.dim_v, options_.amplitude);
+    const auto add = [this](std::string name, const Tensor& like, int64_t batch, int64_t rows,
+                            int64_t heads, int64_t dim) {
+      const int bytes = spec::ElementBytes(spec_.type);
+      const size_t size = static_cast<size_t>(Reach(like.strides, batch, rows, heads, dim)) * bytes;
+      return MutableTensor{
+          problem_.AddBuffer(std::move(name), size, Odd(bytes), /*output=*/true, options_.poison),
+          like.strides};
+    };
+    args.d_q = add("d_q", args.q, q_batch, q_rows, spec_.heads_q, spec_.dim_qk);
+    args.d_k = add("d_k", args.k, kv_batch, kv_rows, spec_.heads_kv, spec_.dim_qk);
+    args.d_v = add("d_v", args.v, kv_batch, kv_rows, spec_.heads_kv, spec_.dim_v);
+    const auto add_floats = [this](std::string name, int64_t count, std::byte fill) {
+      return static_cast<float*>(problem_.AddBuffer(
+          std::move(name), static_cast<size_t>(count) * sizeof(float), 0, /*output=*/true, fill));
+    };
+    for (size_t n = 0; n < spec_.bias.size(); ++n) {
+      const BiasTerm& term = spec_.bias[n];
+      if (!term.gradient) continue;
+      BiasGradient gradient;
+      gradient.stride_kv = 1;
+      gradient.stride_q = term.seqlen_kv;
+      gradient.stride_head = gradient.stride_q * term.seqlen_q;
+      gradient.stride_batch = gradient.stride_head * term.heads;
+      gradient.data = add_floats(absl::StrCat("d_bias", n), gradient.stride_batch * term.batch,
+                                 options_.poison);
+      args.d_bias[n] = gradient;
+    }
+    if (spec_.alibi_gradient) {
+      const int64_t batches = args.alibi_stride_batch != 0 ? spec_.batch : 1;
+      args.d_alibi_slopes = add_floats("d_alibi_slopes", batches * spec_.heads_q, options_.poison);
+    }
+    if (spec_.sinks_gradient) args.d_sinks = add_floats("d_sinks", spec_.heads_q, options_.poison);
+    for (size_t n = 0; n < spec_.snippet_arrays.size(); ++n) {
+      const SnippetArray& array = spec_.snippet_arrays[n];
+      if (!array.gradient) continue;
+      // As many elements as the array has; the caller clears what is added to.
+      const HostBuffer* values = problem_.FindBuffer(absl::StrCat("array ", array.name));
+      const auto count = static_cast<int64_t>(values->size) / spec::ElementBytes(array.type);
+      args.d_snippet_arrays[n] =
+          add_floats(absl::StrCat("d_array ", array.name), count, std::byte{0});
+    }
+  }
+
   absl::Status AddSnippetInputs() {
     AttentionArgs& args = problem_.args();
     for (size_t n = 0; n < spec_.snippet_arrays.size(); ++n) {
@@ -627,10 +690,6 @@ class Builder {
 absl::StatusOr<HostProblem> MakeRandomProblem(const AttentionSpec& spec,
                                               const RandomProblemOptions& options) {
   TILEWRIGHT_RETURN_IF_ERROR(spec::Validate(spec));
-  if (spec.operation != Operation::kForward) {
-    return absl::UnimplementedError(
-        absl::StrCat("random problems are forward only, the spec is ", spec::ToText(spec)));
-  }
   return Builder(spec, options).Build();
 }
 

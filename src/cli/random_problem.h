@@ -1,4 +1,4 @@
-// A forward problem in host memory: the arrays of one call and the AttentionArgs that point at
+// A problem in host memory: the arrays of one call and the AttentionArgs that point at
 // them. MakeRandomProblem fills one for any spec from a seed; the program, `verify` and the GPU
 // tests share it.
 //
@@ -30,7 +30,7 @@ struct HostBuffer {
   size_t align_skip = 0;  // storage.data() + align_skip is the aligned base
   size_t size = 0;        // bytes from the base
   size_t start = 0;       // bytes from the base to the first element
-  bool output = false;    // "o" and "lse"
+  bool output = false;    // "o" and "lse"; of a backward also "d_q", "d_k", ...
 
   std::byte* base() { return storage.data() + align_skip; }
   const std::byte* base() const { return storage.data() + align_skip; }
@@ -125,11 +125,11 @@ struct RandomProblemOptions {
   std::byte poison = std::byte{0xff};
 };
 
-// Random arrays for one call of `spec` (valid, forward): equal seeds give equal bytes on every
+// Random arrays for one call of `spec` (valid): equal seeds give equal bytes on every
 // machine. Q and K have unit variance, so that scores under the default scale do too; fp8 and int8
 // values use their range, with scales that bring them back to unit variance.
+// The O and LSE that a backward reads hold poison: a forward of the same spec fills them.
 //   InvalidArgument  a snippet's array or scalar is missing; lengths do not fit the spec
-//   Unimplemented    backward
 absl::StatusOr<HostProblem> MakeRandomProblem(const AttentionSpec& spec,
                                               const RandomProblemOptions& options = {});
 

@@ -76,6 +76,11 @@ constexpr Golden kGoldens[] = {
      .spec = "fwd bf16 b=1 h=2 s=64/8192 d=64 sinks lse",
      .plan = "attn_fwd_sm80 sm_90a m64n64 w4 r16 s2 split slots=396 smem=46080 + "
              "attn_combine sm_90a m4n0 w4 r0 split smem=4"},
+    {.file = "bwd_sm90_causal",
+     .spec = "bwd bf16 b=2 h=16/4 s=4096 d=128 causal",
+     .plan = "attn_bwd_prep sm_90a m64n0 w4 r0 smem=4 + "
+             "attn_bwd_sm90 sm_90a m64n128 w12 r0 s2 c2 smem=198656 + "
+             "attn_bwd_finish sm_90a m64n0 w4 r0 smem=4"},
     {.file = "bwd_sm80_causal",
      .spec = "bwd bf16 b=2 h=16/4 s=4096 d=128 causal",
      .plan = "attn_bwd_prep sm_90a m64n0 w4 r0 smem=4 + "

@@ -1,5 +1,5 @@
-// attn_bwd_simple and attn_bwd_sm80: what they serve, what goes before and after them, and what a
-// call needs of workspace.
+// attn_bwd_simple, attn_bwd_sm80 and attn_bwd_sm90: what they serve, what goes before and after
+// them, and what a call needs of workspace.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -43,6 +43,8 @@ std::vector<Family> FamiliesOf(const std::string& text) {
 
 TEST(BwdPlannerTest, KernelsOfAPlanInTheirOrder) {
   EXPECT_THAT(FamiliesOf("bwd bf16 h=4 s=512 d=64 causal"),
+              ElementsAre(Family::kBwdPrep, Family::kBwdSm90, Family::kBwdFinish));
+  EXPECT_THAT(FamiliesOf("bwd bf16 h=4 s=512 d=64 causal softcap=20"),
               ElementsAre(Family::kBwdPrep, Family::kBwdSm80, Family::kBwdFinish));
   EXPECT_THAT(FamiliesOf("bwd fp32 h=4 s=512 d=64 sinks sinks_grad"),
               ElementsAre(Family::kBwdPrep, Family::kBwdSimple));
@@ -52,7 +54,10 @@ TEST(BwdPlannerTest, TermsHaveAKernelWhereTheFamilyLeavesThemOut) {
   const auto with_terms =
       ElementsAre(Family::kBwdPrep, Family::kBwdSm80, Family::kBwdFinish, Family::kBwdTerms);
   const auto without = ElementsAre(Family::kBwdPrep, Family::kBwdSm80, Family::kBwdFinish);
-  EXPECT_THAT(FamiliesOf("bwd bf16 h=4 s=512 d=64 sinks sinks_grad"), with_terms);
+  EXPECT_THAT(
+      FamiliesOf("bwd bf16 h=4 s=512 d=64 sinks sinks_grad"),
+      ElementsAre(Family::kBwdPrep, Family::kBwdSm90, Family::kBwdFinish, Family::kBwdTerms));
+  EXPECT_THAT(FamiliesOf("bwd bf16 h=4 s=512 d=64 sinks sinks_grad varlen"), with_terms);
   EXPECT_THAT(FamiliesOf("bwd bf16 h=4 s=512 d=64 alibi alibi_grad"), without);
   EXPECT_THAT(FamiliesOf("bwd bf16 h=4 s=512 d=64 alibi alibi_grad deterministic"), with_terms);
   EXPECT_THAT(FamiliesOf("bwd bf16 h=4 s=512 d=64 bias=fp32:1,4,512,512:grad deterministic"),
@@ -77,7 +82,9 @@ TEST(BwdPlannerTest, EveryHeadDimHasATileThatFits) {
       spec.dim_qk = spec.dim_v = dim;
       const auto decision = BestFor(spec, target);
       ASSERT_TRUE(decision.ok()) << decision.status();
-      EXPECT_EQ(decision->plan.family, Family::kBwdSm80) << target << " " << dim;
+      const bool by_warpgroups = std::string(target) == "sm_90a" && dim % 8 == 0 && dim <= 128;
+      EXPECT_EQ(decision->plan.family, by_warpgroups ? Family::kBwdSm90 : Family::kBwdSm80)
+          << target << " " << dim;
     }
   }
 }
@@ -95,6 +102,29 @@ TEST(BwdPlannerTest, RefusalsNameTheRule) {
     const absl::Status status = BestFor(SpecOf(one.text)).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << one.text;
     EXPECT_THAT(std::string(status.message()), HasSubstr(one.reason));
+  }
+}
+
+TEST(BwdPlannerTest, WhatHopperLeavesToOthersIsSaid) {
+  const struct {
+    const char* words;
+    const char* reason;
+  } cases[] = {
+      {"d=64 deterministic", "deterministic"},
+      {"d=64 varlen", "varlen"},
+      {"d=64 dropout=0.1", "dropout"},
+      {"d=64 softcap=5", "only plain scores"},
+      {"d=64 block_mask=64,64", "the rows of a key must be neighbours"},
+      {"d=36", "whole chunks of 16 bytes"},
+      {"d=160", "their sum at most 256"},
+      {"d=64/128", "their sum at most 256"},
+  };
+  for (const auto& one : cases) {
+    const auto decision = BestFor(SpecOf(std::string("bwd bf16 h=4 s=512 ") + one.words));
+    ASSERT_TRUE(decision.ok()) << decision.status();
+    EXPECT_EQ(decision->plan.family, Family::kBwdSm80) << one.words;
+    ASSERT_EQ(decision->refusals.size(), 1u) << one.words;
+    EXPECT_THAT(decision->refusals[0].reason, HasSubstr(one.reason));
   }
 }
 

@@ -92,12 +92,12 @@ TEST(PlannerTest, FamiliesOfTheOtherOperationAreNotAsked) {
     const absl::StatusOr<Decision> decision = BestFor(text);
     ASSERT_TRUE(decision.ok()) << decision.status();
     for (const Refusal& refusal : decision->refusals) {
-      EXPECT_NE(refusal.family, Family::kBwdSm80) << text;
+      EXPECT_NE(refusal.family, Family::kBwdSm90) << text;
       EXPECT_THAT(refusal.reason, HasSubstr("seqlen_q")) << text;  // of attn_decode
     }
     EXPECT_FALSE(decision->fallback) << text;
   }
-  EXPECT_EQ(BestFor("bwd bf16 b=2 h=4 s=64 d=128")->plan.family, Family::kBwdSm80);
+  EXPECT_EQ(BestFor("bwd bf16 b=2 h=4 s=64 d=128")->plan.family, Family::kBwdSm90);
   EXPECT_EQ(BestFor("bwd fp32 b=2 h=4 s=64 d=128")->plan.family, Family::kBwdSimple);
 }
 

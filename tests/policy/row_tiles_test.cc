@@ -35,10 +35,22 @@ void CheckTileOfKeys(const Problem& problem, i64 kv_begin, i64 kv_end, i64 block
 }
 
 template <class Mask>
+void CheckKeyRows(const Problem& problem, const PolicyParams& params) {
+  for (i64 j = 0; j < problem.seqlen_kv + 3; ++j) {
+    const RowInterval rows = Mask::KeyRows(problem, j, params);
+    for (i64 i = 0; i < problem.seqlen_q; ++i) {
+      ASSERT_EQ(i >= rows.begin && i < rows.end, Mask::Keep(problem, i, j, params))
+          << "row " << i << " key " << j;
+    }
+  }
+}
+
+template <class Mask>
 void CheckAll(const PolicyParams& params) {
   for (i64 seqlen_q : kLengths) {
     for (i64 seqlen_kv : kLengths) {
       const Problem problem = DenseProblem(seqlen_q, seqlen_kv);
+      CheckKeyRows<Mask>(problem, params);
       for (i64 block_m : kBlocks) {
         for (i64 block_n : kBlocks) {
           for (i64 kv_begin = 0; kv_begin < seqlen_kv; kv_begin += block_n) {

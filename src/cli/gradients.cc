@@ -1,0 +1,174 @@
+#include "cli/gradients.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+#include "reference/reference.h"
+#include "spec/validate.h"
+
+namespace tilewright::cli {
+namespace {
+
+// One gradient: where its elements lie, in the order of the reference.
+struct Place {
+  std::string name;
+  std::byte* data;
+  ElementType type;
+  Strides strides;  // elements, of the four axes below
+  int64_t batch, rows, heads, dim;
+  std::vector<double> reference::BackwardResult::*whole = nullptr;
+  int bias = -1;  // or this term's
+
+  const std::vector<double>& Of(const reference::BackwardResult& result) const {
+    return bias >= 0 ? result.dbias[bias] : result.*whole;
+  }
+};
+
+// All gradients that the spec asks for.
+std::vector<Place> PlacesOf(const HostProblem& problem) {
+  using Result = reference::BackwardResult;
+  const AttentionSpec& spec = problem.spec();
+  const AttentionArgs& args = problem.args();
+  const bool packed_q = spec.varlen && args.cu_seqlens_q != nullptr;
+  const bool packed_kv = spec.varlen && args.cu_seqlens_kv != nullptr;
+  const int64_t q_batch = packed_q ? 1 : args.batch, kv_batch = packed_kv ? 1 : args.batch;
+  const int64_t q_rows = packed_q ? args.total_q : args.seqlen_q;
+  const int64_t kv_rows = packed_kv ? args.total_kv : args.seqlen_kv;
+  const auto bytes = [](void* data) { return static_cast<std::byte*>(data); };
+  std::vector<Place> places = {
+      {"dq", bytes(args.d_q.data), spec.type, args.d_q.strides, q_batch, q_rows, spec.heads_q,
+       spec.dim_qk, &Result::dq},
+      {"dk", bytes(args.d_k.data), spec.type, args.d_k.strides, kv_batch, kv_rows, spec.heads_kv,
+       spec.dim_qk, &Result::dk},
+      {"dv", bytes(args.d_v.data), spec.type, args.d_v.strides, kv_batch, kv_rows, spec.heads_kv,
+       spec.dim_v, &Result::dv},
+  };
+  for (size_t n = 0; n < spec.bias.size(); ++n) {
+    const BiasTerm& term = spec.bias[n];
+    if (!term.gradient) continue;
+    const BiasGradient& gradient = args.d_bias[n];
+    // The reference has [batch, heads, rows, keys]: heads stand where rows do elsewhere.
+    places.push_back({absl::StrCat("dbias", n),
+                      bytes(gradient.data),
+                      ElementType::kFp32,
+                      {.batch = gradient.stride_batch,
+                       .seq = gradient.stride_head,
+                       .head = gradient.stride_q,
+                       .dim = gradient.stride_kv},
+                      term.batch,
+                      term.heads,
+                      term.seqlen_q,
+                      term.seqlen_kv,
+                      nullptr,
+                      static_cast<int>(n)});
+  }
+  const Strides dense = {.batch = 0, .seq = spec.heads_q, .head = 1, .dim = 0};
+  if (spec.alibi_gradient) {
+    const int64_t batches = args.alibi_stride_batch != 0 ? args.batch : 1;
+    places.push_back({"dalibi", bytes(args.d_alibi_slopes), ElementType::kFp32, dense, 1, batches,
+                      spec.heads_q, 1, &Result::dalibi});
+  }
+  if (spec.sinks_gradient) {
+    places.push_back({"dsinks", bytes(args.d_sinks), ElementType::kFp32, dense, 1, 1, spec.heads_q,
+                      1, &Result::dsinks});
+  }
+  return places;
+}
+
+// Calls visit(n, address) for the elements of a gradient, n counting them in the reference's order.
+template <typename Visit>
+void ForEachElement(const Place& place, const Visit& visit) {
+  const int bytes = spec::ElementBytes(place.type);
+  size_t n = 0;
+  for (int64_t b = 0; b < place.batch; ++b) {
+    for (int64_t s = 0; s < place.rows; ++s) {
+      for (int64_t h = 0; h < place.heads; ++h) {
+        for (int64_t d = 0; d < place.dim; ++d) {
+          const Strides& strides = place.strides;
+          visit(n++, place.data + (b * strides.batch + s * strides.seq + h * strides.head +
+                                   d * strides.dim) *
+                                      bytes);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+bool GradientAccuracy::holds() const {
+  return std::all_of(gradients.begin(), gradients.end(),
+                     [](const GradientError& error) { return error.holds(); });
+}
+
+std::string GradientAccuracy::ToString() const {
+  std::string text;
+  for (const GradientError& error : gradients) {
+    absl::StrAppendFormat(&text, "%s%s %.1e (bar %.1e)", text.empty() ? "" : ", ", error.name,
+                          error.relative, error.relative_bar);
+    if (error.mismatches > 0) absl::StrAppend(&text, " with ", error.mismatches, " wrong values");
+  }
+  return text;
+}
+
+double ReferenceBackwardFlops(const HostProblem& problem) {
+  const AttentionSpec& spec = problem.spec();
+  const AttentionArgs& args = problem.args();
+  return 5.0 * static_cast<double>(spec.heads_q) * static_cast<double>(args.batch) *
+         static_cast<double>(args.seqlen_q) * static_cast<double>(args.seqlen_kv) *
+         static_cast<double>(spec.dim_qk + spec.dim_v);
+}
+
+absl::StatusOr<GradientAccuracy> CheckGradients(const HostProblem& problem) {
+  const AttentionSpec& spec = problem.spec();
+  TILEWRIGHT_ASSIGN_OR_RETURN(const reference::BackwardResult exact,
+                              reference::Backward(spec, problem.args(), problem.args().d_o));
+  TILEWRIGHT_ASSIGN_OR_RETURN(
+      const reference::BackwardResult plain,
+      reference::StraightforwardBackward(spec, problem.args(), problem.args().d_o));
+  GradientAccuracy accuracy;
+  for (const Place& place : PlacesOf(problem)) {
+    const std::vector<double>& wanted = place.Of(exact);
+    const std::vector<double>& straightforward = place.Of(plain);
+    GradientError error;
+    error.name = place.name;
+    double squared = 0, plain_squared = 0, norm = 0;
+    ForEachElement(place, [&](size_t n, const std::byte* at) {
+      const double value = reference::ToDouble(place.type, at);
+      const bool is_zero = wanted[n] == 0 && straightforward[n] == 0;
+      if (!std::isfinite(value) || (is_zero && std::abs(value) > 1e-6)) {
+        ++error.mismatches;
+        return;
+      }
+      squared += (value - wanted[n]) * (value - wanted[n]);
+      plain_squared += (straightforward[n] - wanted[n]) * (straightforward[n] - wanted[n]);
+      norm += wanted[n] * wanted[n];
+    });
+    const double unit = norm > 0 ? std::sqrt(norm) : 1;
+    // Sums in fp32 of what was never rounded may err a little more than the straightforward ones.
+    double least = spec.type == ElementType::kFp32 ? 5e-6 : 0;
+    if (place.type == ElementType::kFp32 && spec.type != ElementType::kFp32) least = 1e-4;
+    error.relative = std::sqrt(squared) / unit;
+    error.relative_bar = std::max(1.5 * std::sqrt(plain_squared) / unit, least);
+    accuracy.gradients.push_back(std::move(error));
+  }
+  return accuracy;
+}
+
+absl::Status ComputeGradientsOnHost(HostProblem& problem) {
+  TILEWRIGHT_ASSIGN_OR_RETURN(
+      const reference::BackwardResult result,
+      reference::Backward(problem.spec(), problem.args(), problem.args().d_o));
+  for (const Place& place : PlacesOf(problem)) {
+    const std::vector<double>& values = place.Of(result);
+    ForEachElement(
+        place, [&](size_t n, std::byte* at) { reference::FromDouble(place.type, values[n], at); });
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tilewright::cli
