@@ -219,7 +219,23 @@ TEST_F(ProgramTest, VerifyChecksEachSpecOnTheHostPath) {
   ExpectShape(outcome.json(), "verify.txt");
   EXPECT_EQ(outcome.json()["specs"], 2);
   EXPECT_EQ(outcome.json()["failed"], 0);
-  EXPECT_EQ(Invoke({"verify", "bwd fp32 b=1 h=1 s=4 d=8", "--device", "host"}).exit_code,
+}
+
+TEST_F(ProgramTest, BackwardSpecsAreVerifiedAndRun) {
+  const Outcome verified =
+      Invoke({"verify", "bwd fp32 b=1 h=2/1 s=4/9 d=8 causal", "--device", "host", "--json"});
+  ASSERT_EQ(verified.exit_code, kExitFine) << verified.out;
+  EXPECT_THAT(verified.json()["results"][0]["finding"].get<std::string>(), HasSubstr("dv"));
+  const Outcome run = Invoke({"run",
+                              "bwd bf16 b=2 h=2 s=20 d=16 bias=fp32:1,2,20,20:grad sinks "
+                              "sinks_grad alibi alibi_grad",
+                              "--device", "host", "--json"});
+  ASSERT_EQ(run.exit_code, kExitFine) << run.out;
+  for (const char* name : {"dq", "dk", "dv", "dbias0", "dalibi", "dsinks"}) {
+    EXPECT_EQ(run.json()["accuracy"][name]["holds"], true) << name;
+  }
+  // Too many for a host.
+  EXPECT_EQ(Invoke({"run", "bwd bf16 b=8 h=32 s=4096 d=128", "--device", "host"}).exit_code,
             kExitProblem);
 }
 

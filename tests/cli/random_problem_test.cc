@@ -217,9 +217,19 @@ TEST(RandomProblemTest, MissingSnippetInputsAreNamed) {
   EXPECT_NE(problem->args().snippet_arrays[0], nullptr);
 }
 
-TEST(RandomProblemTest, BackwardIsRefused) {
-  EXPECT_EQ(MakeRandomProblem(Spec("bwd bf16 b=1 h=1 s=2/6 d=4")).status().code(),
-            absl::StatusCode::kUnimplemented);
+TEST(RandomProblemTest, ABackwardHasGradientsAsOutputs) {
+  const absl::StatusOr<HostProblem> problem =
+      MakeRandomProblem(Spec("bwd bf16 b=2 h=4/2 s=5/6 d=8 bias=fp32:1,4,5,6:grad"));
+  ASSERT_TRUE(problem.ok()) << problem.status();
+  const AttentionArgs& args = problem->args();
+  EXPECT_NE(args.d_o.data, nullptr);
+  EXPECT_NE(args.lse, nullptr);
+  EXPECT_FALSE(problem->FindBuffer("d_o")->output);
+  for (const char* name : {"d_q", "d_k", "d_v", "d_bias0"}) {
+    ASSERT_NE(problem->FindBuffer(name), nullptr) << name;
+    EXPECT_TRUE(problem->FindBuffer(name)->output) << name;
+  }
+  EXPECT_EQ(problem->FindBuffer("d_k")->size, 2u * 6 * 2 * 8 * 2);
 }
 
 }  // namespace
