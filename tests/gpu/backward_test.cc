@@ -226,6 +226,20 @@ class BackwardPartTest : public BackwardTest, public ::testing::WithParamInterfa
     for (size_t n = GetParam(); n < all.size(); n += kParts) part.push_back(all[n]);
     return part;
   }
+
+  // A part of `specs` and of every third of the others: what a family does at a dim it does at all.
+  void CheckPartByFamily(const std::string& family, std::vector<BackwardSpec> specs) {
+    const TemporaryDirectory directory;
+    RuntimeOptions options = OptionsFor(directory.path());
+    options.family = family;
+    const auto runtime = Runtime::Create(options);
+    ASSERT_TRUE(runtime.ok()) << runtime.status();
+    const std::vector<BackwardSpec> others = Specs();
+    for (size_t n = 0; n < others.size(); n += 3) specs.push_back(others[n]);
+    const std::vector<BackwardSpec> part = PartOf(specs);
+    Warmup(**runtime, part);
+    for (const BackwardSpec& one : part) Check(**runtime, one);
+  }
 };
 
 TEST_P(BackwardPartTest, EverySpecIsRightByTheFamilyOfChoice) {
@@ -235,18 +249,11 @@ TEST_P(BackwardPartTest, EverySpecIsRightByTheFamilyOfChoice) {
 }
 
 TEST_P(BackwardPartTest, EverySpecIsRightByTheSimpleFamily) {
-  const TemporaryDirectory directory;
-  RuntimeOptions options = OptionsFor(directory.path());
-  options.family = "attn_bwd_simple";
-  const auto simple = Runtime::Create(options);
-  ASSERT_TRUE(simple.ok()) << simple.status();
-  // Every third of the others: what it does at a dim it does at all.
-  std::vector<BackwardSpec> all = SimpleSpecs();
-  const std::vector<BackwardSpec> others = Specs();
-  for (size_t n = 0; n < others.size(); n += 3) all.push_back(others[n]);
-  const std::vector<BackwardSpec> specs = PartOf(all);
-  Warmup(**simple, specs);
-  for (const BackwardSpec& one : specs) Check(**simple, one);
+  CheckPartByFamily("attn_bwd_simple", SimpleSpecs());
+}
+
+TEST_P(BackwardPartTest, EverySpecIsRightByThePortableFamily) {
+  CheckPartByFamily("attn_bwd_sm80", {});
 }
 
 INSTANTIATE_TEST_SUITE_P(All, BackwardPartTest, ::testing::Range(0, BackwardPartTest::kParts));
