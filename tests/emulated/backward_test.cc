@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <functional>
+#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -52,6 +53,22 @@ void ShiftLogits(HostCase& c) {
   for (int64_t n = 0; n < c.bias[0].count(); ++n) c.bias[0].Set(n, -128);
 }
 
+// Rows of Q, K and V that no tensor map describes.
+void MisalignRows(HostCase& c) {
+  const auto widen = [&](Tensor& tensor, reference::Array& array, int64_t rows, int64_t heads,
+                         int64_t dim) {
+    const int64_t row = heads * dim + 4;
+    tensor.strides = {.batch = rows * row, .seq = row, .head = dim, .dim = 1};
+    array = reference::Array(c.spec.type, c.spec.batch * rows * row);
+    std::mt19937_64 random(static_cast<uint64_t>(array.count()));
+    array.Fill(random, 1);
+    tensor.data = array.data();
+  };
+  widen(c.args.q, c.q, c.spec.seqlen_q, c.spec.heads_q, c.spec.dim_qk);
+  widen(c.args.k, c.k, c.spec.seqlen_kv, c.spec.heads_kv, c.spec.dim_qk);
+  widen(c.args.v, c.v, c.spec.seqlen_kv, c.spec.heads_kv, c.spec.dim_v);
+}
+
 // Of attn_bwd_sm90.
 std::vector<Scenario> Sm90Scenarios() {
   return {
@@ -63,6 +80,8 @@ std::vector<Scenario> Sm90Scenarios() {
       {"bwd bf16 b=1 h=3/1 s=64/128 d=96 layout=sbhd"},
       {"bwd bf16 b=2 h=2/1 s=33/0 d=16 sinks sinks_grad"},
       {"bwd bf16 b=2 h=2/1 s=140/133 d=16/24 exact layout=bhsd empty_lse=+inf"},
+      {"bwd bf16 b=1 h=2/1 s=150/70 d=64 causal", {}, {}, MisalignRows},
+      {"bwd fp16 b=2 h=1 s=70/130 d=80", {}, {}, MisalignRows},
   };
 }
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <random>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -257,6 +258,54 @@ TEST_P(BackwardPartTest, EverySpecIsRightByThePortableFamily) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, BackwardPartTest, ::testing::Range(0, BackwardPartTest::kParts));
+
+// Configurations that broke other libraries; numbers as in tests/gpu/cases_test.cc.
+TEST_F(BackwardTest, Case02ManySequencesOfOneRow) {
+  // dQ's sums, whose rows are rounded up to tiles, take more than 2^32 bytes.
+  Check(runtime(), {"bwd bf16 b=8300 h=16 s=1 d=128"});
+}
+
+TEST_F(BackwardTest, Case04UpstreamGradientOfAnyStride) {
+  for (const char* text : {"bwd bf16 b=3 h=16 s=300 d=96 varlen layout=thd causal",
+                           "bwd bf16 b=3 h=16 s=300 d=64 varlen layout=thd"}) {
+    Check(runtime(), {text, {300, 7, 120}, {300, 7, 120}, [](HostCase& c) {
+                        const int64_t row = c.spec.heads_q * c.spec.dim_v + 8 * c.spec.dim_v;
+                        c.d_o_strides = {.batch = 0, .seq = row, .head = c.spec.dim_v, .dim = 1};
+                        c.d_o = reference::Array(c.spec.type, c.args.total_q * row);
+                        std::mt19937_64 random(5);
+                        c.d_o.Fill(random, 1);
+                      }});
+  }
+}
+
+TEST_F(BackwardTest, Case06WithoutKeysTheGradientOfQIsZero) {
+  for (int rows : {1, 64, 128, 256}) {
+    for (int dim : {128, 192}) {
+      Check(runtime(), {absl::StrCat("bwd bf16 b=2 h=2 s=", rows, "/0 d=", dim)});
+    }
+  }
+}
+
+// Rows beyond the reach of a causal mask, and gradients that no tensor map describes.
+TEST_F(BackwardTest, HopperKernelOnOddMemory) {
+  const auto misalign = [](HostCase& c) {
+    // Of 16 bytes each row has one fewer element than the next multiple.
+    const auto widen = [&](Tensor& tensor, reference::Array& array, int64_t rows, int64_t heads,
+                           int64_t dim) {
+      const int64_t row = heads * dim + 4;
+      tensor.strides = {.batch = rows * row, .seq = row, .head = dim, .dim = 1};
+      array = reference::Array(c.spec.type, c.spec.batch * rows * row);
+      std::mt19937_64 random(static_cast<uint64_t>(array.count()));
+      array.Fill(random, 1);
+      tensor.data = array.data();
+    };
+    widen(c.args.q, c.q, c.spec.seqlen_q, c.spec.heads_q, c.spec.dim_qk);
+    widen(c.args.k, c.k, c.spec.seqlen_kv, c.spec.heads_kv, c.spec.dim_qk);
+    widen(c.args.v, c.v, c.spec.seqlen_kv, c.spec.heads_kv, c.spec.dim_v);
+  };
+  Check(runtime(), {"bwd bf16 b=2 h=4/2 s=150/200 d=64 causal", {}, {}, misalign});
+  Check(runtime(), {"bwd bf16 b=1 h=2 s=300/170 d=128 causal", {}, {}, misalign});
+}
 
 TEST_F(BackwardTest, TwentyRepetitionsOnFreshDataAreRight) {
   Check(runtime(), {"bwd bf16 b=1 h=4/2 s=260/200 d=64 causal"}, 20);
