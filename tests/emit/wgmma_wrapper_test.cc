@@ -51,5 +51,23 @@ TEST(WgmmaWrapperTest, ColumnsBeyondAPanelLieBehindItsRows) {
   EXPECT_THAT(text, HasSubstr("add.s64 a, %16, 1024; add.s64 b, %17, 256;"));
 }
 
+TEST(WgmmaWrapperTest, ABackwardHasFiveProducts) {
+  const AttentionSpec spec =
+      spec::Canonicalise(spec::ParseSpec("bwd bf16 b=1 h=1 s=64 d=96/80").value());
+  plan::KernelPlan plan;
+  plan.block_m = 64;
+  plan.block_n = 128;
+  const std::string text = WgmmaHeader(spec, plan).text;
+  // S and dP have 64 rows; dQ's two panels of columns are shared out, dS has K along its rows.
+  EXPECT_EQ(Count(text, "m64n64k16"), 6 + 5 + 8 + 3);  // and a comment for each of the three
+  EXPECT_EQ(Count(text, "m64n80k16"), 4 + 1);
+  EXPECT_EQ(Count(text, "m64n96k16"), 4 + 1);
+  EXPECT_THAT(text, HasSubstr("WeightGradients(float (&d)[32], u64 v, u64 d_o)"));
+  EXPECT_THAT(text, HasSubstr("Dv(float (&d)[40], const u32 (&p)[16], u64 d_o)"));
+  EXPECT_THAT(text, HasSubstr("Dk(float (&d)[48], const u32 (&ds)[16], u64 q)"));
+  EXPECT_THAT(text, HasSubstr("Dq(float (&d)[32], u64 ds, u64 k)"));
+  EXPECT_THAT(text, HasSubstr("a, b, more, 1, 1, 1, 1;"));
+}
+
 }  // namespace
 }  // namespace tilewright::emit

@@ -115,5 +115,77 @@ TEST_F(PackSm90Test, OtherFamiliesHaveNoSuchSlot) {
   EXPECT_EQ(driver_.CallCount("cuTensorMapEncodeTiled"), 0);
 }
 
+// attn_bwd_sm90, whose blocks own tiles of 128 keys.
+class PackBwdSm90Test : public PackSm90Test {
+ protected:
+  PackBwdSm90Test() {
+    plan_ = {};
+    plan_.family = plan::Family::kBwdSm90;
+    plan_.block_m = 64;
+    plan_.block_n = 128;
+    plan_.consumers = 2;
+  }
+
+  void Use(std::string_view text) {
+    PackSm90Test::Use(text);
+    args_.d_o = {At(0x5000), args_.o.strides};
+    args_.d_q = {At(0x6000), args_.q.strides};
+    args_.d_k = {At(0x7000), args_.k.strides};
+    args_.d_v = {At(0x8000), args_.v.strides};
+  }
+
+  absl::Status Pack() {
+    const emit::ParamLayout layout = emit::MakeParamLayout(spec_, plan_);
+    alignas(64) std::byte params[kMaxParamBytes] = {};
+    const absl::Status status = PackSm90(driver_.api(), plan_, spec_, layout, args_, params);
+    std::memcpy(&args_of_kernel_, params + layout.slots.back().offset, sizeof(args_of_kernel_));
+    return status;
+  }
+
+  abi::BwdSm90Args args_of_kernel_ = {};
+};
+
+TEST_F(PackBwdSm90Test, HoldsAMapForEachTensorAndTheOrderOfTiles) {
+  Use("bwd bf16 b=2 h=8/4 s=300/500 d=128");
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_EQ(args_of_kernel_.q.words[0], 0x1000u);
+  EXPECT_EQ(args_of_kernel_.k.words[0], 0x2000u);
+  EXPECT_EQ(args_of_kernel_.v.words[0], 0x3000u);
+  EXPECT_EQ(args_of_kernel_.d_o.words[0], 0x5000u);
+  EXPECT_EQ(args_of_kernel_.d_k.words[0], 0x7000u);
+  EXPECT_EQ(args_of_kernel_.d_v.words[0], 0x8000u);
+  EXPECT_EQ(args_of_kernel_.by_threads, 0u);
+  EXPECT_EQ(args_of_kernel_.key_tiles, 4u);
+  EXPECT_EQ(args_of_kernel_.heads, 8u);
+  EXPECT_EQ(args_of_kernel_.tiles, 32u);
+  EXPECT_EQ(args_of_kernel_.section_heads, 1u);
+}
+
+TEST_F(PackBwdSm90Test, ACausalSectionHasTheHeadsWhoseRowsFitL2) {
+  // 8192 rows of two heads a group: 16-bit Q and dO and fp32 sums of dQ are 16 MB.
+  Use("bwd bf16 b=4 h=8/4 s=8192 d=128 causal");
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_EQ(args_of_kernel_.section_heads, 2u);
+  Use("bwd bf16 b=1 h=8/4 s=262144 d=128 causal");
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_EQ(args_of_kernel_.section_heads, 1u);
+}
+
+TEST_F(PackBwdSm90Test, TensorsThatNoMapDescribesAreLeftToThreads) {
+  Use("bwd bf16 b=1 h=2 s=300 d=64");
+  args_.d_o.data = At(0x5008);
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_EQ(args_of_kernel_.by_threads, abi::kQByThreads);
+  args_.d_k.strides.seq += 4;
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_EQ(args_of_kernel_.by_threads, abi::kQByThreads | abi::kGradientsByThreads);
+}
+
+TEST_F(PackBwdSm90Test, LengthsBeyond31BitsAreRefused) {
+  Use("bwd bf16 b=1 h=2 s=300 d=64");
+  args_.seqlen_q = int64_t{1} << 31;
+  EXPECT_EQ(Pack().code(), absl::StatusCode::kUnimplemented);
+}
+
 }  // namespace
 }  // namespace tilewright
