@@ -5,11 +5,13 @@
                  --results bench/results/h200/gpu_tests.json [-- ARGUMENTS OF gpu_test]
 
 Compiling takes most of the time of a run on an empty store, and one process compiles for one spec
-at a time; GoogleTest's shards split the tests among processes. What a shard prints goes to
-FILE.shardN.log beside the result file; failures are repeated here. Counts of the shards are added
-and the worst figures kept.
+at a time; GoogleTest's shards split the tests among processes. Tests that need the device for
+themselves (they keep time, or look at its free memory) are in suites whose names end in "AloneTest";
+one more process runs them after the shards. What a process prints goes to FILE.shardN.log and
+FILE.alone.log beside the result file; failures are repeated here. Counts are added and the worst
+figures kept. With a --gtest_filter of yours all that it names runs in the shards.
 
-Exits with 1 when a test failed or a shard gave no result, 2 for wrong usage.
+Exits with 1 when a test failed or a process gave no result, 2 for wrong usage.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import pathlib
 import subprocess
 import sys
 
+ALONE = "*AloneTest.*"
 ADDED = ("specs_checked", "specs_failed", "tests_failed")
 COUNTS = ("tests_run", "tests_skipped")
 
@@ -75,25 +78,37 @@ def main():
         parser.error(f"--shards is {options.shards}; it must be at least 1")
     options.results.parent.mkdir(parents=True, exist_ok=True)
 
-    running = []
-    for shard in range(options.shards):
-        part = options.results.with_suffix(f".shard{shard}.json")
+    def start(name, filters, variables):
+        part = options.results.with_suffix(f".{name}.json")
         part.unlink(missing_ok=True)
-        log = options.results.with_suffix(f".shard{shard}.log").open("wb")
-        environment = dict(
-            os.environ, GTEST_TOTAL_SHARDS=str(options.shards), GTEST_SHARD_INDEX=str(shard)
-        )
+        log = options.results.with_suffix(f".{name}.log").open("wb")
         command = [
             str(options.program.resolve()),
             "--gtest_brief=1",
+            *filters,
             "--results",
             str(part),
             "--commit",
             options.commit,
             *options.arguments,
         ]
+        environment = dict(os.environ, **variables)
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
-        running.append((part, log, process))
+        return part, log, process
+
+    own_filter = any(argument.startswith("--gtest_filter") for argument in options.arguments)
+    running = [
+        start(
+            f"shard{shard}",
+            [] if own_filter else [f"--gtest_filter=-{ALONE}"],
+            {"GTEST_TOTAL_SHARDS": str(options.shards), "GTEST_SHARD_INDEX": str(shard)},
+        )
+        for shard in range(options.shards)
+    ]
+    for _, _, process in running:
+        process.wait()
+    if not own_filter:
+        running.append(start("alone", [f"--gtest_filter={ALONE}"], {}))
 
     parts, failed = [], False
     for part, log, process in running:
@@ -116,8 +131,8 @@ def main():
     words += ["gpu_suite.py", f"--shards {options.shards}", f"--commit {options.commit}"]
     whole["command"] = " ".join([*words, f"--results {options.results.name}", *options.arguments])
     whole["rows"] = merge(parts)
-    if len(parts) < options.shards:
-        why = f"{options.shards - len(parts)} of {options.shards} gave no result"
+    if len(parts) < len(running):
+        why = f"{len(running) - len(parts)} of {len(running)} gave no result"
         whole["rows"].append(
             {"name": "shards", "value": len(parts), "unit": "processes", "holds": False, "why": why}
         )

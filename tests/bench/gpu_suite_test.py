@@ -11,9 +11,17 @@ SUITE = pathlib.Path(__file__).resolve().parents[2] / "bench/gpu_suite.py"
 
 PROGRAM = """#!/usr/bin/env python3
 import json, os, sys
-shard = int(os.environ["GTEST_SHARD_INDEX"])
 parts = json.load(open({parts!r}))
-assert int(os.environ["GTEST_TOTAL_SHARDS"]) == len(parts)
+if "--gtest_filter=*AloneTest.*" in sys.argv:
+    # After all shards have ended.
+    assert "GTEST_SHARD_INDEX" not in os.environ
+    assert len([name for name in os.listdir({ended!r})]) == len(parts) - 1
+    shard = len(parts) - 1
+else:
+    assert "--gtest_filter=-*AloneTest.*" in sys.argv
+    shard = int(os.environ["GTEST_SHARD_INDEX"])
+    assert int(os.environ["GTEST_TOTAL_SHARDS"]) == len(parts) - 1
+    open(os.path.join({ended!r}, str(shard)), "w").close()
 part = parts[shard]
 print("a line of shard", shard)
 if part["failed"]:
@@ -43,19 +51,22 @@ def rows(checked, worst, spec, failed=0):
 
 class GpuSuiteTest(unittest.TestCase):
     def run_suite(self, parts):
+        """The last part is that of the tests that run alone."""
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
             (folder / "parts.json").write_text(json.dumps(parts))
             program = folder / "program"
-            program.write_text(PROGRAM.format(parts=str(folder / "parts.json")))
+            (folder / "ended").mkdir()
+            program.write_text(
+                PROGRAM.format(parts=str(folder / "parts.json"), ended=str(folder / "ended")))
             program.chmod(0o755)
             result = folder / "out/gpu_tests.json"
             done = subprocess.run(
-                [sys.executable, str(SUITE), f"--program={program}", f"--shards={len(parts)}",
+                [sys.executable, str(SUITE), f"--program={program}", f"--shards={len(parts) - 1}",
                  "--commit=abc", f"--results={result}"], capture_output=True, text=True)
             written = json.loads(result.read_text()) if result.exists() else None
             logs = sorted(path.name for path in result.parent.glob("*.log"))
-            self.assertEqual(list(result.parent.glob("*.shard*.json")), [])
+            self.assertEqual([p.name for p in result.parent.glob("*.json")], ["gpu_tests.json"] if written else [])
             self.assertEqual(len(logs), len(parts))
             return done, written
 
@@ -63,6 +74,7 @@ class GpuSuiteTest(unittest.TestCase):
         done, written = self.run_suite([
             {"failed": 0, "rows": rows(200, 0.5, "fwd a")},
             {"failed": 0, "rows": rows(150, 0.75, "fwd b")},
+            {"failed": 0, "rows": rows(0, 0.25, "fwd c")},
         ])
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         by_name = {row["name"]: row for row in written["rows"]}
@@ -70,13 +82,16 @@ class GpuSuiteTest(unittest.TestCase):
         self.assertEqual(by_name["specs_checked"]["ratio"], 350 / 300)
         self.assertEqual(by_name["worst_relative_error"]["value"], 0.75)
         self.assertEqual(by_name["worst_relative_error"]["spec"], "fwd b")
-        self.assertEqual(by_name["tests_failed"]["tests_run"], 20)
-        self.assertEqual(by_name["tests_failed"]["tests_skipped"], 2)
+        self.assertEqual(by_name["tests_failed"]["tests_run"], 30)
+        self.assertEqual(by_name["tests_failed"]["tests_skipped"], 3)
         self.assertTrue(all(row["holds"] for row in written["rows"]))
         self.assertIn("--shards 2 --commit abc", written["command"])
 
     def test_too_few_specs_do_not_hold(self):
-        done, written = self.run_suite([{"failed": 0, "rows": rows(299, 0.5, "fwd a")}])
+        done, written = self.run_suite([
+            {"failed": 0, "rows": rows(298, 0.5, "fwd a")},
+            {"failed": 0, "rows": rows(1, 0.5, "fwd b")},
+        ])
         self.assertEqual(done.returncode, 1)
         self.assertFalse(written["rows"][0]["holds"])
 

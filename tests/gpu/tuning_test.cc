@@ -1,5 +1,6 @@
 // Tuning on a real device: within its budget, right, with its hands off the caller's memory and
-// captures.
+// captures. The device must not be another's meanwhile: budgets are kept and free memory is looked
+// at (bench/gpu_suite.py runs suites named ...AloneTest after all others).
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -23,7 +24,7 @@ using std::chrono::steady_clock;
 
 constexpr char kSpec[] = "fwd bf16 b=2 h=8/4 s=700/700 d=80/80 causal lse";
 
-class TuningOnDeviceTest : public GpuTest {
+class TuningAloneTest : public GpuTest {
  protected:
   RuntimeOptions Tuned(TunePolicy policy) {
     RuntimeOptions options = OptionsFor(directory_.path());
@@ -35,7 +36,7 @@ class TuningOnDeviceTest : public GpuTest {
   TemporaryDirectory directory_;
 };
 
-TEST_F(TuningOnDeviceTest, AFirstRunKeepsItsBudgetAndTheCallersMemoryAsItWas) {
+TEST_F(TuningAloneTest, AFirstRunKeepsItsBudgetAndTheCallersMemoryAsItWas) {
   const AttentionSpec spec = *ParseSpec(kSpec);
   // The caller's: a block of known bytes around arrays of the spec.
   auto problem = cli::MakeRandomProblem(spec, WithSeed(5));
@@ -72,7 +73,7 @@ TEST_F(TuningOnDeviceTest, AFirstRunKeepsItsBudgetAndTheCallersMemoryAsItWas) {
   CheckProblem(**runtime, *problem, stream());
 }
 
-TEST_F(TuningOnDeviceTest, EveryCandidateOfARecordWasCheckedAndTheWinnerIsNotSlower) {
+TEST_F(TuningAloneTest, EveryCandidateOfARecordWasCheckedAndTheWinnerIsNotSlower) {
   auto runtime = Runtime::Create(Tuned(TunePolicy::kOff));
   ASSERT_TRUE(runtime.ok()) << runtime.status();
   TuneOptions options;
@@ -90,7 +91,7 @@ TEST_F(TuningOnDeviceTest, EveryCandidateOfARecordWasCheckedAndTheWinnerIsNotSlo
   }
 }
 
-TEST_F(TuningOnDeviceTest, FeaturesOfEveryKindAreMeasured) {
+TEST_F(TuningAloneTest, FeaturesOfEveryKindAreMeasured) {
   auto runtime = Runtime::Create(Tuned(TunePolicy::kOff));
   ASSERT_TRUE(runtime.ok()) << runtime.status();
   for (const char* text :
@@ -112,7 +113,7 @@ TEST_F(TuningOnDeviceTest, FeaturesOfEveryKindAreMeasured) {
   }
 }
 
-TEST_F(TuningOnDeviceTest, UnderCaptureItRefusesAndTheCaptureStaysValid) {
+TEST_F(TuningAloneTest, UnderCaptureItRefusesAndTheCaptureStaysValid) {
   auto runtime = Runtime::Create(Tuned(TunePolicy::kFirstRun));
   ASSERT_TRUE(runtime.ok()) << runtime.status();
   const AttentionSpec spec = *ParseSpec(kSpec);
@@ -126,7 +127,7 @@ TEST_F(TuningOnDeviceTest, UnderCaptureItRefusesAndTheCaptureStaysValid) {
   EXPECT_EQ((*runtime)->counters().tunes, 0);
 }
 
-TEST_F(TuningOnDeviceTest, ABackgroundTuningBesideACaptureSwapsAndLeavesItValid) {
+TEST_F(TuningAloneTest, ABackgroundTuningBesideACaptureSwapsAndLeavesItValid) {
   auto runtime = Runtime::Create(Tuned(TunePolicy::kBackground));
   ASSERT_TRUE(runtime.ok()) << runtime.status();
   auto problem = cli::MakeRandomProblem(*ParseSpec(kSpec), WithSeed(6));
