@@ -469,11 +469,15 @@ Tuning::Measure Runtime::Impl::ApplyTuning(const Tuning::Job& job, bool delibera
   TuneOptions how;
   how.budget_ms = options.tune_budget_ms;
   how.max_candidates = options.tune_candidates;
-  const absl::StatusOr<Tuning::Measured> measured =
-      tuning->MeasureNow(job, how, /*patient=*/deliberate);
+  const absl::StatusOr<Tuning::Measured> measured = tuning->MeasureNow(
+      job, how, deliberate ? Tuning::Caller::kWarmup : Tuning::Caller::kFirstCall);
   if (!measured.ok()) {
     decision->tuned = absl::StrCat(decision->tuned, decision->tuned.empty() ? "" : "; ",
                                    "not measured: ", measured.status().message());
+    // The time was too short, or another process had the GPU: nobody has to wait for the next try.
+    if (absl::IsUnavailable(measured.status()) || absl::IsDeadlineExceeded(measured.status())) {
+      return Tuning::Measure::kLater;
+    }
   } else if (const auto winner = plan::ParsePlan(measured->record.winner); winner.ok()) {
     decision->plan = *winner;
     decision->tuned = DescribeMeasurement(measured->record);
@@ -779,7 +783,7 @@ absl::StatusOr<TuneResult> Runtime::Tune(const AttentionSpec& spec, const TuneOp
   if (!decision.ok()) return annotate(decision.status());
   const Tuning::Job job = impl.JobFor(where, key, *decision);
   const absl::StatusOr<Tuning::Measured> measured =
-      impl.tuning->MeasureNow(job, options, /*patient=*/false);
+      impl.tuning->MeasureNow(job, options, Tuning::Caller::kOnDemand);
   if (!measured.ok()) return annotate(measured.status());
   const tune::TuningRecord& record = measured->record;
   if (!options.hot) impl.Swap(job, key, *decision, record);

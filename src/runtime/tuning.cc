@@ -27,10 +27,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// A measurement in the background that another program spoilt is repeated this often, this far
-// apart.
-constexpr int kAttempts = 3;
-constexpr milliseconds kBetweenAttempts(2000);
 
 // Records made under other rules of planning are kept apart.
 std::string PolicyText(const RuntimeOptions& options, bool hot) {
@@ -168,8 +164,18 @@ Tuning::Verdict Tuning::Judge(const device::DeviceManager::Current& where,
   return verdict;
 }
 
-absl::StatusOr<Tuning::Measured> Tuning::MeasureLocked(const Job& job, const TuneOptions& options,
-                                                       tune::TimePoint deadline) {
+std::optional<tune::TuningRecord> Tuning::AlreadyThere(const tune::TuneRequest& request) {
+  // Another process may have written it.
+  db_->Refresh();
+  std::optional<tune::TuningRecord> record =
+      db_->Finished(tune::BucketOf(request.spec), request.environment, request.policy);
+  const bool same = record.has_value() && !record->winner.empty() && record->code == request.code &&
+                    record->candidate_set == tune::CandidateSetDigest(request.candidates);
+  return same ? record : std::nullopt;
+}
+
+absl::StatusOr<Tuning::Measured> Tuning::MeasureWithin(const Job& job, const TuneOptions& options,
+                                                       tune::TimePoint deadline, bool patient) {
   const device::DeviceInfo& device = *job.where.device;
   tune::TuneRequest request;
   request.spec = job.spec;
@@ -182,14 +188,17 @@ absl::StatusOr<Tuning::Measured> Tuning::MeasureLocked(const Job& job, const Tun
   request.policy = PolicyText(options_, options.hot);
   request.max_candidates = options.max_candidates;
   request.deadline = deadline;
-  // Only this process may have asked while another one measured.
-  db_->Refresh();
+  request.patient = patient;
+  if (!options.force) {
+    if (auto there = AlreadyThere(request)) return Measured{*std::move(there), /*fresh=*/false};
+  }
   request.unfinished =
       db_->Unfinished(tune::BucketOf(job.spec), request.environment, request.policy);
-  if (!options.force && request.unfinished.has_value() && !request.unfinished->winner.empty() &&
-      request.unfinished->code == request.code &&
-      request.unfinished->candidate_set == tune::CandidateSetDigest(job.candidates)) {
-    return Measured{*request.unfinished, /*fresh=*/false};
+  if (options.force && request.unfinished.has_value()) {
+    // Whoever insists may have mended what took a process down.
+    std::erase_if(request.unfinished->candidates, [](const tune::CandidateResult& one) {
+      return one.outcome == tune::Outcome::kSuspect;
+    });
   }
   if (options.progress) {
     request.progress = [&](const tune::Progress& progress) {
@@ -203,13 +212,7 @@ absl::StatusOr<Tuning::Measured> Tuning::MeasureLocked(const Job& job, const Tun
                         .done = progress.stage == tune::Progress::Stage::kDone});
     };
   }
-  // What there is stays until something better is complete.
-  const bool keep_old = request.unfinished.has_value() && !request.unfinished->winner.empty();
-  if (!keep_old) {
-    request.save = [&](const tune::TuningRecord& record) {
-      (void)db_->Save(record, /*durable=*/false);
-    };
-  }
+  request.save = [&](const tune::TuningRecord& record) { (void)db_->SaveUnfinished(record); };
   tune::BenchOptions bench;
   bench.max_bytes = options_.tune_max_bytes;
   bench.cold = !options.hot;
@@ -218,41 +221,46 @@ absl::StatusOr<Tuning::Measured> Tuning::MeasureLocked(const Job& job, const Tun
   if (allocator_.allocate) bench.scratch.allocator = &allocator_;
   const std::string reference_name =
       job.reference.has_value() ? std::string(plan::FamilyName(job.reference->family)) : "";
-  TILEWRIGHT_ASSIGN_OR_RETURN(
-      tune::TuningRecord record,
-      tuner_.Tune(
-          request, job.workshop,
-          [&](const tune::Trial& first,
-              const tune::Trial* reference) -> absl::StatusOr<std::unique_ptr<tune::TestBench>> {
-            return tune::DeviceBench::Create(api_(), job.where, job.spec, first, reference,
-                                             reference != nullptr ? reference_name : "the default",
-                                             bench);
-          }));
-  if (const absl::Status saved = db_->Save(record, /*durable=*/true); !saved.ok()) {
+  // Held while something is on the bench. Compiling needs no GPU, and goes on while others measure.
+  std::optional<tune::GpuLock> turn;
+  std::optional<tune::TuningRecord> there;
+  absl::StatusOr<tune::TuningRecord> record = tuner_.Tune(
+      request, job.workshop,
+      [&](const tune::Trial& first,
+          const tune::Trial* reference) -> absl::StatusOr<std::unique_ptr<tune::TestBench>> {
+        turn = tune::GpuLock::Acquire(device.uuid, patient ? tune::TimePoint::max() : deadline,
+                                      [this] { return tuner_.stopped(); });
+        if (!turn.has_value()) {
+          return absl::UnavailableError(
+              "another tuner is measuring on this GPU, and went on for the whole budget");
+        }
+        if (!options.force && (there = AlreadyThere(request)).has_value()) {
+          return absl::AlreadyExistsError("another process has measured it meanwhile");
+        }
+        return tune::DeviceBench::Create(api_(), job.where, job.spec, first, reference,
+                                         reference != nullptr ? reference_name : "the default",
+                                         bench);
+      });
+  if (there.has_value()) return Measured{*std::move(there), /*fresh=*/false};
+  TILEWRIGHT_RETURN_IF_ERROR(record.status());
+  if (const absl::Status saved = db_->Save(*record); !saved.ok()) {
     logger_->EventOnce(LogLevel::kWarning, "tuning_record_not_written", "tuning_record_not_written",
-                       {{"spec", record.spec}, {"reason", saved.message()}});
+                       {{"spec", record->spec}, {"reason", saved.message()}});
   }
-  return Measured{std::move(record)};
+  return Measured{*std::move(record)};
 }
 
 absl::StatusOr<Tuning::Measured> Tuning::MeasureNow(const Job& job, const TuneOptions& options,
-                                                    bool patient) {
-  auto start = steady_clock::now();
-  const auto deadline = [&] {
-    return options.budget_ms > 0 ? start + milliseconds(options.budget_ms) : tune::TimePoint::max();
-  };
-  absl::StatusOr<Measured> record = absl::UnavailableError(
-      "another tuner is measuring on this GPU, and went on for the whole budget");
-  {
-    const std::optional<tune::GpuLock> lock = tune::GpuLock::Acquire(
-        job.where.device->uuid, patient ? tune::TimePoint::max() : deadline(),
-        [this] { return tuner_.stopped(); });
-    if (patient) start = steady_clock::now();
-    if (lock.has_value()) record = MeasureLocked(job, options, deadline());
-  }
+                                                    Caller caller) {
+  const auto start = steady_clock::now();
+  const bool patient = caller == Caller::kWarmup || caller == Caller::kBackground;
+  const absl::StatusOr<Measured> record = MeasureWithin(
+      job, options,
+      options.budget_ms > 0 ? start + milliseconds(options.budget_ms) : tune::TimePoint::max(),
+      patient);
   const double ms = MillisecondsSince(start);
   MutexLock lock(&mutex_);
-  spent_ms_ += ms;
+  if (caller == Caller::kFirstCall || caller == Caller::kWarmup) spent_ms_ += ms;
   if (record.ok()) {
     counters_.tunes += record->fresh ? 1 : 0;
     counters_.tune_ms += ms;
@@ -298,14 +306,9 @@ void Tuning::WorkLater() {
     TuneOptions options;
     options.budget_ms = options_.tune_budget_ms;
     options.max_candidates = options_.tune_candidates;
-    const absl::StatusOr<Measured> record = MeasureNow(next.job, options, /*patient=*/false);
+    const absl::StatusOr<Measured> record = MeasureNow(next.job, options, Caller::kBackground);
     if (record.ok()) next.done(record->record);
     MutexLock lock(&mutex_);
-    if (absl::IsUnavailable(record.status()) && ++next.attempts < kAttempts && !stopping_) {
-      const auto until = steady_clock::now() + kBetweenAttempts;
-      while (!stopping_ && steady_clock::now() < until) changed_.WaitUntil(&mutex_, until);
-      later_.push_back(std::move(next));
-    }
     busy_ = false;
     changed_.SignalAll();
   }

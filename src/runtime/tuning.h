@@ -71,10 +71,19 @@ class Tuning {
     tune::TuningRecord record;
     bool fresh = true;  // false: it was there
   };
-  // Measures in the calling thread. An error says why nothing was measured: the caller goes on with
-  // the plan it has. What another process has measured meanwhile is taken instead.
-  // `patient`: the budget begins when no other tuner is at work on the GPU.
-  absl::StatusOr<Measured> MeasureNow(const Job& job, const TuneOptions& options, bool patient);
+  enum class Caller {
+    kFirstCall,   // Prepare, which the time is counted against (tune_total_ms)
+    kWarmup,      // the same, but the budget does not run while another tuner is at work on the GPU
+    kBackground,  // nobody waits: likewise
+    kOnDemand,    // Runtime::Tune
+  };
+  // Compiles and measures in the calling thread. What another process has measured meanwhile is
+  // taken instead. An error says why nothing was measured: the caller goes on with the plan it has.
+  //   Unavailable       another tuner was at work on the GPU for the whole budget, or no candidate
+  //                     could be compiled
+  //   DeadlineExceeded  the budget ended with the compile of the default
+  //   ...               as Tuner::Tune; nothing of the kind is tried again by this runtime
+  absl::StatusOr<Measured> MeasureNow(const Job& job, const TuneOptions& options, Caller caller);
   // Measures in a thread of this object, one job after the other; `done` is called there with each
   // result that has a winner.
   void MeasureLater(Job job, std::function<void(const tune::TuningRecord&)> done);
@@ -98,12 +107,13 @@ class Tuning {
   struct Later {
     Job job;
     std::function<void(const tune::TuningRecord&)> done;
-    int attempts = 0;
   };
 
   void WorkLater();
-  absl::StatusOr<Measured> MeasureLocked(const Job& job, const TuneOptions& options,
-                                         tune::TimePoint deadline);
+  absl::StatusOr<Measured> MeasureWithin(const Job& job, const TuneOptions& options,
+                                         tune::TimePoint deadline, bool patient);
+  // The user's record that says what this request would, if there is one.
+  std::optional<tune::TuningRecord> AlreadyThere(const tune::TuneRequest& request);
 
   const RuntimeOptions& options_;
   const emit::TemplateBundle* const bundle_;

@@ -73,7 +73,9 @@ class DeviceBench : public TestBench {
       : api_(api), where_(where), spec_(std::move(spec)), options_(std::move(options)) {}
   absl::Status Open(const Trial& first, const Trial* reference);
   // Runs `trial` on the check problem, outputs and workspace poisoned.
-  absl::Status RunCheck(const Trial& trial, std::string* output, std::vector<float>* lse);
+  absl::StatusOr<std::vector<ScratchOutput>> RunCheck(const Trial& trial);
+  // Check with the context current; what it finds wrong may have spoilt the problems.
+  absl::Status CheckOnce(const Trial& trial);
   // `problem`'s arguments with a workspace of what the trial asks for.
   absl::StatusOr<AttentionArgs> ArgsFor(const Trial& trial, const ScratchProblem& problem);
 
@@ -84,17 +86,14 @@ class DeviceBench : public TestBench {
   std::string reference_name_;
   std::string timed_spec_;
   std::unique_ptr<Holdings> held_;
-  std::string reference_output_;
-  std::vector<float> reference_lse_;
+  std::vector<ScratchOutput> reference_outputs_;
   uint8_t flush_byte_ = 0;
 };
 
-// Compares two outputs of elements of `type`, `spec` saying how exact its arithmetic is.
-// FailedPrecondition names the first element that is off. Bytes that neither wrote are equal.
-absl::Status CompareOutputs(const AttentionSpec& spec, const std::string& output,
-                            const std::string& reference);
-absl::Status CompareLse(const AttentionSpec& spec, const std::vector<float>& lse,
-                        const std::vector<float>& reference);
+// Compares what two kernels wrote to one output, `spec` saying how exact its arithmetic is.
+// FailedPrecondition names the element that is off most. Bytes that neither wrote are equal.
+absl::Status CompareOutput(const AttentionSpec& spec, const ScratchOutput& output,
+                           const ScratchOutput& reference);
 
 // The sizes to time and to check `spec` at, both with the bias tables of the spec.
 AttentionSpec TimedSpec(const AttentionSpec& spec, int64_t max_bytes, double max_flops,

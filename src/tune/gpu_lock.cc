@@ -17,6 +17,7 @@ namespace tilewright::tune {
 namespace {
 
 constexpr std::chrono::milliseconds kPoll(5);
+constexpr std::chrono::milliseconds kLongestPoll(50);
 
 // 0, or the errno of bind.
 int Bind(int socket, const std::string& name) {
@@ -38,15 +39,20 @@ std::optional<GpuLock> GpuLock::Acquire(const std::string& gpu_uuid,
   if (socket < 0) return GpuLock(-1);
   GpuLock lock(socket);
   const std::string name = absl::StrCat("tilewright-tune-", gpu_uuid);
-  while (true) {
+  for (std::chrono::milliseconds poll = kPoll;; poll = std::min(2 * poll, kLongestPoll)) {
     const int error = Bind(socket, name);
     if (error == 0 || error != EADDRINUSE) return lock;
     if (std::chrono::steady_clock::now() >= deadline || (stop && stop())) return std::nullopt;
-    std::this_thread::sleep_for(kPoll);
+    std::this_thread::sleep_for(poll);
   }
 }
 
 GpuLock::GpuLock(GpuLock&& other) noexcept : socket_(std::exchange(other.socket_, -1)) {}
+
+GpuLock& GpuLock::operator=(GpuLock&& other) noexcept {
+  std::swap(socket_, other.socket_);
+  return *this;
+}
 
 GpuLock::~GpuLock() {
   if (socket_ >= 0) close(socket_);

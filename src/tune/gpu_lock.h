@@ -16,7 +16,7 @@ namespace tilewright::tune {
 // own they do not see each other; noise bands and discarded rounds must do there.
 class GpuLock {
  public:
-  // Waits until `deadline`, asking every few milliseconds; `stop` ends the wait. Nothing when
+  // Waits until `deadline`, asking every 5 to 50 ms; `stop` ends the wait. Nothing when
   // another holder kept it. Where the system has no such sockets the lock is given, as a courtesy
   // that cannot be had must not stop the work.
   static std::optional<GpuLock> Acquire(const std::string& gpu_uuid,
@@ -24,7 +24,7 @@ class GpuLock {
                                         const std::function<bool()>& stop = nullptr);
 
   GpuLock(GpuLock&& other) noexcept;
-  GpuLock& operator=(GpuLock&&) = delete;
+  GpuLock& operator=(GpuLock&& other) noexcept;
   ~GpuLock();
 
  private:

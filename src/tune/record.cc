@@ -24,7 +24,7 @@ struct OutcomeRow {
 constexpr OutcomeRow kOutcomes[] = {
     {Outcome::kUntried, "untried"}, {Outcome::kChecked, "checked"},   {Outcome::kTimed, "timed"},
     {Outcome::kStopped, "stopped"}, {Outcome::kRejected, "rejected"}, {Outcome::kFailed, "failed"},
-    {Outcome::kWrong, "wrong"},
+    {Outcome::kWrong, "wrong"},     {Outcome::kSuspect, "suspect"},
 };
 
 // Reads the fields of one object; the first problem stays.

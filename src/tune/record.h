@@ -45,6 +45,7 @@ enum class Outcome {
   kRejected,  // by its resources, before or after the compile
   kFailed,    // it did not compile, load or launch
   kWrong,     // its result differs from the reference
+  kSuspect,   // it was being tried on the device when the process ended
 };
 std::string_view OutcomeName(Outcome outcome);
 
@@ -52,9 +53,9 @@ struct CandidateResult {
   std::string plan;  // KernelPlan::ToString()
   Outcome outcome = Outcome::kUntried;
   std::string reason = {};  // of what was not timed to the end
-  double ms = 0;        // median
-  double relative = 0;  // time over the default's, median over the rounds that timed both
-  double band = 0;      // noise band of `relative`
+  double ms = 0;            // median
+  double relative = 0;      // time over the default's, median over the rounds that timed both
+  double band = 0;          // noise band of `relative`
   int samples = 0;
   int registers = 0;
   double compile_ms = 0;  // 0: it came from the store

@@ -1,6 +1,7 @@
 #include "tune/scratch.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -89,8 +90,9 @@ std::string BytesOf(const std::vector<T>& values) {
 struct Item {
   std::string name;
   size_t bytes = 0;
-  std::string host;     // what it holds, from the start on; repeated to `bytes`
-  bool output = false;  // poisoned instead
+  std::string host;                       // what it holds, from the start on; repeated to `bytes`
+  bool output = false;                    // poisoned instead
+  ElementType type = ElementType::kFp32;  // of an output
   std::function<void(AttentionArgs&, void*)> set;
 };
 
@@ -108,9 +110,6 @@ class Lister {
       : spec_(spec), options_(options), with_data_(with_data), random_(options.seed) {}
 
   absl::Status List() {
-    if (spec_.operation != Operation::kForward) {
-      return absl::UnimplementedError("arguments of a backward are not made up by the tuner");
-    }
     if (!spec_.snippet_arrays.empty()) {
       return absl::UnimplementedError(absl::StrCat("the snippet's array \"",
                                                    spec_.snippet_arrays.front().name,
@@ -126,6 +125,10 @@ class Lister {
     if (spec_.sinks) {
       AddRandom("sinks", ElementType::kFp32, spec_.heads_q,
                 [](AttentionArgs& a, void* at) { a.sinks = static_cast<const float*>(at); });
+      if (spec_.sinks_gradient) {
+        AddOutput("d_sinks", ElementType::kFp32, spec_.heads_q,
+                  [](AttentionArgs& a, void* at) { a.d_sinks = static_cast<float*>(at); });
+      }
     }
     if (spec_.block_mask_q > 0) AddBlockMask();
     AddScales();
@@ -168,6 +171,16 @@ class Lister {
     item.name = std::move(name);
     item.host = BytesOf(values);
     item.bytes = item.host.size();
+    item.set = std::move(set);
+    items.push_back(std::move(item));
+  }
+
+  void AddOutput(std::string name, ElementType type, int64_t count, Setter set) {
+    Item item;
+    item.name = std::move(name);
+    item.output = true;
+    item.type = type;
+    item.bytes = static_cast<size_t>(count * spec::ElementBytes(type));
     item.set = std::move(set);
     items.push_back(std::move(item));
   }
@@ -256,22 +269,52 @@ class Lister {
               [](AttentionArgs& a, void* at) { a.k.data = at; });
     AddRandom("v", kv_type, Reach(strides[2], kv_batch, kv_rows, spec_.heads_kv, spec_.dim_v),
               [](AttentionArgs& a, void* at) { a.v.data = at; });
-    Item o;
-    o.name = "o";
-    o.output = true;
-    o.bytes = static_cast<size_t>(Reach(strides[3], q_batch, q_rows, spec_.heads_q, spec_.dim_v) *
-                                  spec::ElementBytes(spec::OutType(spec_)));
-    o.set = [](AttentionArgs& a, void* at) { a.o.data = at; };
-    items.push_back(std::move(o));
-    if (!spec_.lse) return;
-    args.lse_stride_head = q_rows;
-    args.lse_stride_batch = packed_q ? 0 : q_rows * spec_.heads_q;
-    Item lse;
-    lse.name = "lse";
-    lse.output = true;
-    lse.bytes = static_cast<size_t>(q_batch * spec_.heads_q * q_rows) * sizeof(float);
-    lse.set = [](AttentionArgs& a, void* at) { a.lse = static_cast<float*>(at); };
-    items.push_back(std::move(lse));
+    const bool backward = spec_.operation == Operation::kBackward;
+    if (spec_.lse || backward) {
+      args.lse_stride_head = q_rows;
+      args.lse_stride_batch = packed_q ? 0 : q_rows * spec_.heads_q;
+    }
+    const int64_t o_count = Reach(strides[3], q_batch, q_rows, spec_.heads_q, spec_.dim_v);
+    const int64_t lse_count = q_batch * spec_.heads_q * q_rows;
+    const ElementType o_type = spec::OutType(spec_);
+    const Setter set_o = [](AttentionArgs& a, void* at) { a.o.data = at; };
+    const Setter set_lse = [](AttentionArgs& a, void* at) { a.lse = static_cast<float*>(at); };
+    if (!backward) {
+      AddOutput("o", o_type, o_count, set_o);
+      if (spec_.lse) AddOutput("lse", ElementType::kFp32, lse_count, set_lse);
+      return;
+    }
+    AddRandom("o", o_type, o_count, set_o);
+    AddLse(lse_count, set_lse);
+    args.d_o.strides = strides[3];
+    args.d_q.strides = strides[0];
+    args.d_k.strides = strides[1];
+    args.d_v.strides = strides[2];
+    AddRandom("d_o", o_type, o_count, [](AttentionArgs& a, void* at) { a.d_o.data = at; });
+    AddOutput("d_q", spec_.type, Reach(strides[0], q_batch, q_rows, spec_.heads_q, spec_.dim_qk),
+              [](AttentionArgs& a, void* at) { a.d_q.data = at; });
+    AddOutput("d_k", kv_type, Reach(strides[1], kv_batch, kv_rows, spec_.heads_kv, spec_.dim_qk),
+              [](AttentionArgs& a, void* at) { a.d_k.data = at; });
+    AddOutput("d_v", kv_type, Reach(strides[2], kv_batch, kv_rows, spec_.heads_kv, spec_.dim_v),
+              [](AttentionArgs& a, void* at) { a.d_v.data = at; });
+  }
+
+  // What the forward would have written, about: of n scores with deviation s it is log n + s^2 / 2,
+  // or their largest where that is more. Weights then neither overflow nor vanish.
+  void AddLse(int64_t count, const Setter& set) {
+    constexpr double kMeanSquare = 0.775;  // of RandomBits
+    const double deviation =
+        kMeanSquare * std::abs(spec::EffectiveScale(spec_)) * std::sqrt(double(spec_.dim_qk));
+    const double keys = std::log(static_cast<double>(std::max<int64_t>(spec_.seqlen_kv, 2)));
+    const double lse = std::max(keys + deviation * deviation / 2, deviation * std::sqrt(2 * keys));
+    const double of_base = spec_.lse_base == LseBase::kE ? lse : lse / std::log(2.0);
+    Item item;
+    item.name = "lse";
+    item.bytes = static_cast<size_t>(count) * sizeof(float);
+    item.host = BytesOf(std::vector<float>(std::min(kPeriod, static_cast<size_t>(count)),
+                                           static_cast<float>(of_base)));
+    item.set = set;
+    items.push_back(std::move(item));
   }
 
   // Every page once, in random order. Returns how many there are.
@@ -308,6 +351,9 @@ class Lister {
     }
     AddHost("alibi_slopes", slopes,
             [](AttentionArgs& a, void* at) { a.alibi_slopes = static_cast<const float*>(at); });
+    if (!spec_.alibi_gradient) return;
+    AddOutput("d_alibi_slopes", ElementType::kFp32, spec_.heads_q,
+              [](AttentionArgs& a, void* at) { a.d_alibi_slopes = static_cast<float*>(at); });
   }
 
   void AddBias(size_t n) {
@@ -319,6 +365,14 @@ class Lister {
     tensor.stride_batch = term.heads * tensor.stride_head;
     AddRandom(absl::StrCat("bias", n), term.type, term.batch * tensor.stride_batch,
               [n](AttentionArgs& a, void* at) { a.bias[n].data = at; });
+    if (!term.gradient) return;
+    BiasGradient& gradient = args.d_bias[n];
+    gradient.stride_kv = 1;
+    gradient.stride_q = term.seqlen_kv;
+    gradient.stride_head = tensor.stride_head;
+    gradient.stride_batch = tensor.stride_batch;
+    AddOutput(absl::StrCat("d_bias", n), ElementType::kFp32, term.batch * tensor.stride_batch,
+              [n](AttentionArgs& a, void* at) { a.d_bias[n].data = static_cast<float*>(at); });
   }
 
   void AddBlockMask() {
@@ -398,54 +452,61 @@ absl::StatusOr<ScratchProblem> ScratchProblem::Create(const device::DriverApi& a
                                                       const AttentionSpec& spec,
                                                       const ScratchOptions& options,
                                                       device::StreamHandle stream) {
-  Lister lister(spec, options, /*with_data=*/true);
-  TILEWRIGHT_RETURN_IF_ERROR(lister.List());
   static const device::DeviceAllocator kDriver;
   ScratchProblem problem;
+  problem.spec_ = spec;
+  problem.options_ = options;
+  TILEWRIGHT_ASSIGN_OR_RETURN(const size_t bytes, ScratchBytes(spec, options));
   TILEWRIGHT_ASSIGN_OR_RETURN(
       problem.memory_,
-      device::DeviceBuffer::Allocate(api, TotalBytes(lister.items),
+      device::DeviceBuffer::Allocate(api, bytes,
                                      options.allocator != nullptr ? *options.allocator : kDriver));
-  device::DeviceBuffer& memory = problem.memory_;
-  TILEWRIGHT_RETURN_IF_ERROR(memory.Fill(kGuardByte, stream));
-  problem.args_ = lister.args;
+  TILEWRIGHT_RETURN_IF_ERROR(problem.Restore(stream));
+  return problem;
+}
+
+absl::Status ScratchProblem::Restore(device::StreamHandle stream) {
+  Lister lister(spec_, options_, /*with_data=*/true);
+  TILEWRIGHT_RETURN_IF_ERROR(lister.List());
+  TILEWRIGHT_RETURN_IF_ERROR(memory_.Fill(kGuardByte, stream));
+  args_ = lister.args;
+  regions_.clear();
   size_t offset = kGuardBytes;
   for (const Item& item : lister.items) {
     if (!item.output) {
       TILEWRIGHT_RETURN_IF_ERROR(
-          memory.CopyFromHost(item.host.data(), item.host.size(), stream, offset));
-      TILEWRIGHT_RETURN_IF_ERROR(memory.Repeat(offset, item.host.size(), item.bytes, stream));
+          memory_.CopyFromHost(item.host.data(), item.host.size(), stream, offset));
+      TILEWRIGHT_RETURN_IF_ERROR(memory_.Repeat(offset, item.host.size(), item.bytes, stream));
     }
-    item.set(problem.args_, static_cast<char*>(memory.data()) + offset);
-    const Region region = {item.name, offset, item.bytes};
-    if (item.name == "o") problem.output_ = region;
-    if (item.name == "lse") problem.lse_ = region;
-    problem.regions_.push_back(region);
+    item.set(args_, static_cast<char*>(memory_.data()) + offset);
+    regions_.push_back({item.name, offset, item.bytes, item.output, item.type});
     offset += RoundUp(item.bytes) + kGuardBytes;
   }
-  TILEWRIGHT_RETURN_IF_ERROR(problem.PoisonOutputs(stream));
+  TILEWRIGHT_RETURN_IF_ERROR(PoisonOutputs(stream));
   // The host copies end with this function. A copy to the host waits for all before it.
   char last = 0;
-  TILEWRIGHT_RETURN_IF_ERROR(memory.CopyToHost(&last, 1, stream, memory.size() - 1));
-  return problem;
+  return memory_.CopyToHost(&last, 1, stream, memory_.size() - 1);
 }
 
 absl::Status ScratchProblem::PoisonOutputs(device::StreamHandle stream) {
-  TILEWRIGHT_RETURN_IF_ERROR(memory_.FillRange(kPoison, output_.offset, output_.bytes, stream));
-  return memory_.FillRange(kPoison, lse_.offset, lse_.bytes, stream);
+  for (const Region& region : regions_) {
+    if (!region.output) continue;
+    TILEWRIGHT_RETURN_IF_ERROR(memory_.FillRange(kPoison, region.offset, region.bytes, stream));
+  }
+  return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> ScratchProblem::ReadOutput(device::StreamHandle stream) const {
-  std::string bytes(output_.bytes, '\0');
-  TILEWRIGHT_RETURN_IF_ERROR(
-      memory_.CopyToHost(bytes.data(), bytes.size(), stream, output_.offset));
-  return bytes;
-}
-
-absl::StatusOr<std::vector<float>> ScratchProblem::ReadLse(device::StreamHandle stream) const {
-  std::vector<float> values(lse_.bytes / sizeof(float));
-  TILEWRIGHT_RETURN_IF_ERROR(memory_.CopyToHost(values.data(), lse_.bytes, stream, lse_.offset));
-  return values;
+absl::StatusOr<std::vector<ScratchOutput>> ScratchProblem::ReadOutputs(
+    device::StreamHandle stream) const {
+  std::vector<ScratchOutput> outputs;
+  for (const Region& region : regions_) {
+    if (!region.output) continue;
+    ScratchOutput output = {region.name, region.type, std::string(region.bytes, '\0')};
+    TILEWRIGHT_RETURN_IF_ERROR(
+        memory_.CopyToHost(output.bytes.data(), output.bytes.size(), stream, region.offset));
+    outputs.push_back(std::move(output));
+  }
+  return outputs;
 }
 
 absl::Status ScratchProblem::CheckGuards(device::StreamHandle stream) const {

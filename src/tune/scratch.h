@@ -26,16 +26,24 @@ struct ScratchOptions {
 };
 
 // Bytes of device memory that ScratchProblem::Create takes for `spec` (canonical).
-//   Unimplemented  the arguments cannot be made up: backward, snippets that read arrays (whose
-//                  lengths only the snippet knows)
+//   Unimplemented  the arguments cannot be made up: snippets that read arrays, whose lengths only
+//                  the snippet knows
 absl::StatusOr<size_t> ScratchBytes(const AttentionSpec& spec, const ScratchOptions& options);
+
+// What a call wrote to one of its outputs.
+struct ScratchOutput {
+  std::string name;
+  ElementType type = ElementType::kFp32;
+  std::string bytes;
+};
 
 class ScratchProblem {
  public:
   // Allocates one block, fills it on `stream` and waits. Values are random bit patterns of each
   // type with magnitudes between 1/8 and 2, the same for equal seeds, and repeat after a prime
   // number of elements, so that neighbouring tiles differ: host memory and the bus see a few
-  // hundred kilobytes whatever the size. Errors as ScratchBytes; ResourceExhausted.
+  // hundred kilobytes whatever the size. The LSE that a backward reads is about what scores of such
+  // values have. Errors as ScratchBytes; ResourceExhausted.
   static absl::StatusOr<ScratchProblem> Create(const device::DriverApi& api,
                                                const AttentionSpec& spec,
                                                const ScratchOptions& options,
@@ -44,11 +52,11 @@ class ScratchProblem {
   const AttentionArgs& args() const { return args_; }
   size_t bytes() const { return memory_.size(); }
 
-  // Fills o and lse with 0xff (NaN), gaps between rows included.
+  // Everything as Create made it, whatever has been written meanwhile.
+  absl::Status Restore(device::StreamHandle stream);
+  // Fills the outputs with 0xff (NaN), gaps between rows included.
   absl::Status PoisonOutputs(device::StreamHandle stream);
-  // The bytes of o and lse.
-  absl::StatusOr<std::string> ReadOutput(device::StreamHandle stream) const;
-  absl::StatusOr<std::vector<float>> ReadLse(device::StreamHandle stream) const;
+  absl::StatusOr<std::vector<ScratchOutput>> ReadOutputs(device::StreamHandle stream) const;
   // FailedPrecondition names the array beside which something was written.
   absl::Status CheckGuards(device::StreamHandle stream) const;
 
@@ -57,12 +65,14 @@ class ScratchProblem {
     std::string name;
     size_t offset = 0;
     size_t bytes = 0;
+    bool output = false;
+    ElementType type = ElementType::kFp32;  // of an output
   };
 
+  AttentionSpec spec_;
+  ScratchOptions options_;
   device::DeviceBuffer memory_;
   std::vector<Region> regions_;  // ascending
-  Region output_;
-  Region lse_;
   AttentionArgs args_;
 };
 

@@ -47,7 +47,8 @@ bool SaysNothing(const absl::Status& status) {
 
 // What is not worth finding out a second time.
 bool IsVerdict(Outcome outcome) {
-  return outcome == Outcome::kRejected || outcome == Outcome::kFailed || outcome == Outcome::kWrong;
+  return outcome == Outcome::kRejected || outcome == Outcome::kFailed ||
+         outcome == Outcome::kWrong || outcome == Outcome::kSuspect;
 }
 
 }  // namespace
@@ -78,7 +79,8 @@ class Tuner::Session {
         request_(request),
         workshop_(std::move(workshop)),
         queue_(std::make_shared<Queue>()),
-        start_(tuner->now_()) {}
+        start_(tuner->now_()),
+        deadline_(request.deadline) {}
   ~Session() { queue_->abandoned = true; }
 
   absl::StatusOr<TuningRecord> Run(const OpenBench& open_bench);
@@ -92,9 +94,10 @@ class Tuner::Session {
   static void Work(Queue& queue, Workshop& workshop);
   // The compile of candidate `index`, or nothing at the deadline.
   std::optional<absl::StatusOr<KernelFacts>> WaitFor(size_t index, TimePoint deadline);
-  // Rejects, loads and checks; a candidate's faults are its result.
-  void Settle(size_t index, const absl::StatusOr<KernelFacts>& facts);
-  void SettleAll();
+  // Rejects, loads and checks; a candidate's faults are its result. Aborted when the device can do
+  // no more.
+  absl::Status Settle(size_t index, const absl::StatusOr<KernelFacts>& facts);
+  absl::Status SettleAll();
   TimePoint MeasureFrom() const;
   absl::Status Measure();
   // Times the candidates of `running` once more; false when the round was discarded.
@@ -111,6 +114,7 @@ class Tuner::Session {
   const std::shared_ptr<Workshop> workshop_;
   const std::shared_ptr<Queue> queue_;
   const TimePoint start_;
+  TimePoint deadline_;
   std::vector<Candidate> candidates_;
   std::unique_ptr<TestBench> bench_;
   TuningRecord record_;
@@ -220,7 +224,7 @@ std::optional<absl::StatusOr<KernelFacts>> Tuner::Session::WaitFor(size_t index,
   return queue_->facts[index];
 }
 
-void Tuner::Session::Settle(size_t index, const absl::StatusOr<KernelFacts>& facts) {
+absl::Status Tuner::Session::Settle(size_t index, const absl::StatusOr<KernelFacts>& facts) {
   Candidate& candidate = candidates_[index];
   CandidateResult& result = candidate.result;
   candidate.settled = true;
@@ -234,49 +238,60 @@ void Tuner::Session::Settle(size_t index, const absl::StatusOr<KernelFacts>& fac
   if (!facts.ok()) {
     out(SaysNothing(facts.status()) ? Outcome::kUntried : Outcome::kFailed,
         std::string(facts.status().message()));
-    return;
+    return absl::OkStatus();
   }
   result.registers = facts->registers;
   result.compile_ms = facts->compile_ms;
   if (const std::string why = WhyRejected(*facts, candidate.plan, request_.traits);
       !why.empty() && index != 0) {
     out(Outcome::kRejected, why);
-    return;
+    return absl::OkStatus();
   }
   absl::StatusOr<std::shared_ptr<const Trial>> trial = workshop_->Load(candidate.plan);
   if (!trial.ok()) {
     out(Outcome::kFailed, std::string(trial.status().message()));
-    return;
+    return absl::OkStatus();
   }
   if (bench_ != nullptr) {
+    // A kernel that hangs, or that the process does not survive, is found in the record by the next
+    // one, which leaves it alone.
+    result.outcome = Outcome::kSuspect;
+    result.reason = "the process ended while it was tried on the device";
+    CopyResults();
+    Save();
     const absl::Status right = bench_->Check(**trial);
     if (absl::IsFailedPrecondition(right)) {
       out(Outcome::kWrong, std::string(right.message()));
-      return;
+      return absl::OkStatus();
     }
     if (!right.ok()) {
       out(Outcome::kFailed, std::string(right.message()));
-      // After a fault in a kernel nothing more runs in this context; telling the two apart would
-      // take another launch.
-      return;
+      // After a fault in a kernel nothing more runs in its context, whoever launches it.
+      const absl::Status alive = bench_->Check(*candidates_[0].trial);
+      if (alive.ok() || absl::IsFailedPrecondition(alive)) return absl::OkStatus();
+      CopyResults();
+      Save();
+      return absl::AbortedError(
+          absl::StrCat(result.plan, " took the device's context down: ", right.message()));
     }
     out(Outcome::kChecked, "");
   }
   candidate.trial = *std::move(trial);
+  return absl::OkStatus();
 }
 
 // When compiling ends for the sake of measuring.
 TimePoint Tuner::Session::MeasureFrom() const {
-  if (request_.deadline == TimePoint::max()) return request_.deadline;
-  const double budget_ms = duration<double, std::milli>(request_.deadline - start_).count();
+  if (deadline_ == TimePoint::max()) return deadline_;
+  const double budget_ms = duration<double, std::milli>(deadline_ - start_).count();
   const double asked_ms = (kRounds + kConfirmRounds) * round_ms_;
   const double kept_ms =
       std::min(0.6 * budget_ms, std::max(kMeasureShare * budget_ms, 1.2 * asked_ms));
-  return request_.deadline -
+  return deadline_ -
          std::chrono::duration_cast<TimePoint::duration>(duration<double, std::milli>(kept_ms));
 }
 
-void Tuner::Session::SettleAll() {
+absl::Status Tuner::Session::SettleAll() {
   for (size_t n = 1; n < candidates_.size(); ++n) {
     if (candidates_[n].settled) continue;
     const std::optional<absl::StatusOr<KernelFacts>> facts = WaitFor(n, MeasureFrom());
@@ -285,11 +300,12 @@ void Tuner::Session::SettleAll() {
       candidates_[n].result.reason = "the budget ended before it was compiled";
       continue;  // one behind it may be done
     }
-    Settle(n, *facts);
+    TILEWRIGHT_RETURN_IF_ERROR(Settle(n, *facts));
     CopyResults();
     Save();
     Report(Progress::Stage::kCompiling);
   }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<bool> Tuner::Session::TimeRound(const std::vector<bool>& running, Rounds& rounds) {
@@ -327,7 +343,7 @@ absl::StatusOr<bool> Tuner::Session::ConfirmBeatsDefault(size_t index, double* r
   std::vector<bool> two(candidates_.size(), false);
   two[0] = two[index] = true;
   while (static_cast<int>(rounds[0].size()) < kConfirmRounds) {
-    if (static_cast<int>(rounds[0].size()) >= kLeastRounds && TimeIsUp(request_.deadline)) break;
+    if (static_cast<int>(rounds[0].size()) >= kLeastRounds && TimeIsUp(deadline_)) break;
     TILEWRIGHT_RETURN_IF_ERROR(TimeRound(two, rounds).status());
   }
   const Estimate estimate = RelativeTo(rounds[index], rounds[0]);
@@ -347,7 +363,7 @@ absl::Status Tuner::Session::Measure() {
   const int rounds = started > 1 ? kRounds : kLeastRounds;
   while (static_cast<int>(rounds_[0].size()) < rounds) {
     // MeasureFrom has left time for all of them unless the budget is tiny.
-    if (TimeIsUp(request_.deadline) && static_cast<int>(rounds_[0].size()) >= kFewestRounds) break;
+    if (TimeIsUp(deadline_) && static_cast<int>(rounds_[0].size()) >= kFewestRounds) break;
     TILEWRIGHT_RETURN_IF_ERROR(TimeRound(running, rounds_).status());
     const std::vector<bool> still =
         StillInTheRunning(rounds_, running, candidates_[0].result.outcome != Outcome::kWrong);
@@ -393,8 +409,8 @@ void Tuner::Session::Report(Progress::Stage stage) {
   }
   progress.rounds = rounds_.empty() ? 0 : static_cast<int>(rounds_[0].size());
   progress.elapsed_ms = ElapsedMs();
-  if (request_.deadline != TimePoint::max()) {
-    progress.budget_ms = duration<double, std::milli>(request_.deadline - start_).count();
+  if (deadline_ != TimePoint::max()) {
+    progress.budget_ms = duration<double, std::milli>(deadline_ - start_).count();
   }
   progress.best = best_;
   progress.best_relative = best_relative_;
@@ -419,15 +435,14 @@ absl::StatusOr<TuningRecord> Tuner::Session::Run(const OpenBench& open_bench) {
   const std::optional<absl::StatusOr<KernelFacts>> first = WaitFor(0, TimePoint::max());
   if (!first.has_value()) return absl::CancelledError("the tuning was stopped");
   TILEWRIGHT_RETURN_IF_ERROR(first->status());
-  Settle(0, *first);
+  TILEWRIGHT_RETURN_IF_ERROR(Settle(0, *first));
   if (candidates_[0].trial == nullptr) return absl::InternalError(candidates_[0].result.reason);
-  if (TimeIsUp(request_.deadline)) {
+  if (TimeIsUp(deadline_)) {
     return absl::DeadlineExceededError("the budget ended with the compile of the default");
   }
   std::shared_ptr<const Trial> reference;
   if (request_.reference.has_value()) {
-    const std::optional<absl::StatusOr<KernelFacts>> built =
-        WaitFor(candidates_.size(), request_.deadline);
+    const std::optional<absl::StatusOr<KernelFacts>> built = WaitFor(candidates_.size(), deadline_);
     if (!built.has_value()) {
       return absl::DeadlineExceededError("the budget ended with the compile of the reference");
     }
@@ -441,7 +456,9 @@ absl::StatusOr<TuningRecord> Tuner::Session::Run(const OpenBench& open_bench) {
                                   trial.status().message());
     }
   }
+  const TimePoint asked = tuner_.now_();
   TILEWRIGHT_ASSIGN_OR_RETURN(bench_, open_bench(*candidates_[0].trial, reference.get()));
+  if (request_.patient && deadline_ != TimePoint::max()) deadline_ += tuner_.now_() - asked;
   record_.checked_against = bench_->reference();
   record_.timed = bench_->timed_spec();
   const absl::Status right = bench_->Check(*candidates_[0].trial);
@@ -465,7 +482,7 @@ absl::StatusOr<TuningRecord> Tuner::Session::Run(const OpenBench& open_bench) {
       duration<double, std::milli>(tuner_.now_() - before).count() * static_cast<double>(open);
   CopyResults();
   Save();
-  SettleAll();
+  TILEWRIGHT_RETURN_IF_ERROR(SettleAll());
   // A record would say that the default had been measured against others.
   const bool alone = std::all_of(candidates_.begin() + 1, candidates_.end(), [](const auto& one) {
     return one.result.outcome == Outcome::kUntried;

@@ -50,12 +50,15 @@ struct TuneRequest {
   std::string policy = "cold";
   int max_candidates = 0;  // 0: all
   TimePoint deadline = TimePoint::max();
-  // What is already known: outcomes of candidates that were rejected, failed or wrong with the same
-  // code are not found out again.
+  // The budget does not run while OpenBench waits for its turn on the device.
+  bool patient = false;
+  // What is already known: outcomes of candidates that were rejected, failed, wrong or suspect with
+  // the same code are not found out again.
   std::optional<TuningRecord> unfinished;
   // Called by the tuning thread after each step.
   std::function<void(const Progress&)> progress;
-  // Called after each candidate is settled, with a record that has no winner yet.
+  // Called before each candidate is tried on the device, which it may take down with it, and after
+  // it is settled, with a record that has no winner yet.
   std::function<void(const TuningRecord&)> save;
 };
 
@@ -73,13 +76,15 @@ class Tuner {
   Tuner& operator=(const Tuner&) = delete;
 
   // Opens the bench for the default's trial and that of the reference (null: there is none), which
-  // are loaded by then.
+  // are loaded by then. May wait for its turn: compiles go on meanwhile.
   using OpenBench = std::function<absl::StatusOr<std::unique_ptr<TestBench>>(
       const Trial& first, const Trial* reference)>;
 
   // The finished record, whose winner is one of the candidates. An error when the default cannot be
   // built, or when nothing could be measured (no memory for the problem, no time): the caller goes
-  // on with the default. `workshop` must stay until this Tuner is destroyed.
+  // on with the default. Aborted: a candidate took the device's context down, and nothing more runs
+  // in it; what was saved last names the candidate. `workshop` must stay until this Tuner is
+  // destroyed.
   absl::StatusOr<TuningRecord> Tune(const TuneRequest& request,
                                     const std::shared_ptr<Workshop>& workshop,
                                     const OpenBench& open_bench);

@@ -16,6 +16,11 @@ constexpr char kUser[] = "user";
 constexpr char kPack[] = "pack";
 constexpr char kShipped[] = "shipped";
 
+// Of records without a winner: no query asks with it.
+std::string UnfinishedPolicy(std::string_view policy) {
+  return absl::StrCat(AbslView(policy), " unfinished");
+}
+
 plan::KernelPlan Unsplit(plan::KernelPlan plan) {
   plan.split = false;
   plan.slots = 0;
@@ -212,21 +217,40 @@ Match TuningDb::Find(const Query& query) {
   return best;
 }
 
-std::optional<TuningRecord> TuningDb::Unfinished(const Bucket& bucket,
-                                                 const Environment& environment,
-                                                 std::string_view policy) {
+std::optional<TuningRecord> TuningDb::Finished(const Bucket& bucket, const Environment& environment,
+                                               std::string_view policy) {
   MutexLock lock(&mutex_);
   return Load(sources_.front(), RecordKey(bucket, environment, policy));
 }
 
-absl::Status TuningDb::Save(const TuningRecord& record, bool durable) {
-  const Digest key = record.Key();
+std::optional<TuningRecord> TuningDb::Unfinished(const Bucket& bucket,
+                                                 const Environment& environment,
+                                                 std::string_view policy) {
+  MutexLock lock(&mutex_);
+  return Load(sources_.front(), RecordKey(bucket, environment, UnfinishedPolicy(policy)));
+}
+
+absl::Status TuningDb::Save(const TuningRecord& record) {
+  const Digest unfinished =
+      RecordKey(record.bucket, record.environment, UnfinishedPolicy(record.policy));
   {
     MutexLock lock(&mutex_);
-    sources_.front().records[key] = record;
+    sources_.front().records[record.Key()] = record;
+    sources_.front().records.erase(unfinished);
   }
   if (user_ == nullptr) return absl::OkStatus();
-  return user_->Write(key, record.ToJson(), durable);
+  TILEWRIGHT_RETURN_IF_ERROR(user_->Write(record.Key(), record.ToJson(), /*durable=*/true));
+  return user_->Remove(unfinished);
+}
+
+absl::Status TuningDb::SaveUnfinished(TuningRecord record) {
+  record.policy = UnfinishedPolicy(record.policy);
+  {
+    MutexLock lock(&mutex_);
+    sources_.front().records[record.Key()] = record;
+  }
+  if (user_ == nullptr) return absl::OkStatus();
+  return user_->Write(record.Key(), record.ToJson(), /*durable=*/false);
 }
 
 void TuningDb::Refresh() {

@@ -70,14 +70,18 @@ class TuningDb {
   // The best match. A record whose winner is none of the candidates (any more) is passed over.
   Match Find(const Query& query);
 
-  // The record of this very bucket and GPU in the user's store, whether it has a winner or not: to
-  // take up what a killed tuning left.
+  // The record of this very bucket and GPU in the user's store.
+  std::optional<TuningRecord> Finished(const Bucket& bucket, const Environment& environment,
+                                       std::string_view policy);
+  // What a tuning of it had found out when it was killed: a record without a winner, which lies
+  // beside the finished one until there is a newer one.
   std::optional<TuningRecord> Unfinished(const Bucket& bucket, const Environment& environment,
                                          std::string_view policy);
 
   // Remembers the record, and writes it where there is a store to write to. A failure to write is
   // returned; the record is remembered all the same.
-  absl::Status Save(const TuningRecord& record, bool durable);
+  absl::Status Save(const TuningRecord& record);
+  absl::Status SaveUnfinished(TuningRecord record);
 
   // Forgets what is remembered of the user's records, so that those of other processes are seen.
   void Refresh();

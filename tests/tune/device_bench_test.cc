@@ -112,12 +112,71 @@ TEST_F(DeviceBenchTest, SeesWritesOutsideOfTheOutputs) {
     const absl::Status status = (*bench)->Check(stray);
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << at;
     EXPECT_THAT(std::string(status.message()), HasSubstr("wrote outside its arrays"));
-    // What it spoilt is its own: put right for the next.
-    const HostTrial repair([this, at](const AttentionArgs& args) {
-      Ones(args);
-      std::memset(static_cast<uint16_t*>(args.o.data) + at, 0xa5, 2);
+    // Put right for the next.
+    EXPECT_TRUE((*bench)->Check(right).ok());
+  }
+}
+
+TEST_F(DeviceBenchTest, WhatOneDoesToTheInputsIsNotBlamedOnTheNext) {
+  // Writes what Q begins with to every element.
+  const auto copies = [this](const AttentionArgs& args) {
+    Ones(args);
+    auto* o = static_cast<uint16_t*>(args.o.data);
+    for (int64_t n = 0; n < args.batch * args.seqlen_q * spec_.heads_q * spec_.dim_v; ++n) {
+      o[n] = *static_cast<const uint16_t*>(args.q.data);
+    }
+  };
+  const HostTrial right(copies);
+  const auto bench = Make(right);
+  ASSERT_TRUE(bench.ok()) << bench.status();
+  const HostTrial vandal([&](const AttentionArgs& args) {
+    copies(args);
+    static_cast<uint16_t*>(args.o.data)[0] ^= 0x100;
+    *static_cast<uint16_t*>(const_cast<void*>(args.q.data)) ^= 0x300;
+  });
+  EXPECT_EQ((*bench)->Check(vandal).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE((*bench)->Check(right).ok());
+}
+
+TEST_F(DeviceBenchTest, SeesWritesThatGoAstrayAtTheTimedSizeOnly) {
+  spec_ = WithSizes(spec_, 4, 512, 512);  // the check takes fewer
+  const HostTrial right([this](const AttentionArgs& args) { Ones(args); });
+  const auto bench = Make(right);
+  ASSERT_TRUE(bench.ok()) << bench.status();
+  const HostTrial stray([this](const AttentionArgs& args) {
+    Ones(args);
+    if (args.batch == 4) static_cast<uint16_t*>(args.o.data)[4 * 512 * 4 * 32] = 0;
+  });
+  EXPECT_THAT(std::string((*bench)->Check(stray).message()), HasSubstr("wrote outside its arrays"));
+  EXPECT_TRUE((*bench)->Check(right).ok());
+}
+
+TEST_F(DeviceBenchTest, GradientsAreCheckedEachByItsName) {
+  spec_ = spec::Canonicalise(*spec::ParseSpec(
+      "bwd bf16 b=2 h=4/2 s=64/64 d=32/32 sinks sinks_grad bias=bf16:1,4,64,64:grad"));
+  const auto gradients = [](const AttentionArgs& args) {
+    const int64_t rows = 2 * 64;
+    for (int64_t n = 0; n < rows * 4 * 32; ++n) static_cast<uint16_t*>(args.d_q.data)[n] = 0x3f80;
+    for (int64_t n = 0; n < rows * 2 * 32; ++n) static_cast<uint16_t*>(args.d_k.data)[n] = 0x3f80;
+    for (int64_t n = 0; n < rows * 2 * 32; ++n) static_cast<uint16_t*>(args.d_v.data)[n] = 0x3f80;
+    for (int64_t n = 0; n < 4 * 64 * 64; ++n) args.d_bias[0].data[n] = 1;
+    for (int64_t n = 0; n < 4; ++n) args.d_sinks[n] = 1;
+  };
+  const HostTrial right(gradients);
+  const auto bench = Make(right);
+  ASSERT_TRUE(bench.ok()) << bench.status();
+  EXPECT_TRUE((*bench)->Check(right).ok()) << (*bench)->Check(right);
+  const std::function<void(const AttentionArgs&)> faults[] = {
+      [](const AttentionArgs& args) { static_cast<uint16_t*>(args.d_k.data)[7] = 0x4040; },
+      [](const AttentionArgs& args) { args.d_bias[0].data[9] = 3; },
+      [](const AttentionArgs& args) { args.d_sinks[2] = 3; }};
+  const char* const names[] = {"d_k[7]", "d_bias0[9]", "d_sinks[2]"};
+  for (int n = 0; n < 3; ++n) {
+    const HostTrial off([&](const AttentionArgs& args) {
+      gradients(args);
+      faults[n](args);
     });
-    EXPECT_TRUE((*bench)->Check(repair).ok());
+    EXPECT_THAT(std::string((*bench)->Check(off).message()), HasSubstr(names[n]));
   }
 }
 
@@ -231,7 +290,11 @@ TEST(ScratchTest, MakesArgumentsForEveryFeature) {
         "fwd fp32 b=2 h=4/4 s=33/65 d=24/24 alibi sinks dropout=0.1",
         "fwd bf16 b=2 h=4/4 s=128/128 d=64/64 block_mask=64,64 window=32,16 softcap=30",
         "fwd bf16 b=2 h=4/4 s=16/64 d=64/64 kv=int8 kv_scale=token",
-        "fwd e4m3 b=2 h=4/4 s=16/64 d=64/64 out=bf16 q_scale=head kv_scale=head"}) {
+        "fwd e4m3 b=2 h=4/4 s=16/64 d=64/64 out=bf16 q_scale=head kv_scale=head",
+        "bwd bf16 b=2 h=4/2 s=70/90 d=40/24 causal",
+        "bwd fp16 b=4 h=4/4 s=64/64 d=32/32 layout=thd varlen alibi alibi_grad",
+        "bwd bf16 b=2 h=4/4 s=48/48 d=32/32 sinks sinks_grad dropout=0.1 "
+        "bias=bf16:1,4,48,48:grad"}) {
     const auto parsed = spec::ParseSpec(text);
     ASSERT_TRUE(parsed.ok()) << parsed.status();
     const AttentionSpec spec = spec::Canonicalise(*parsed);
@@ -241,9 +304,14 @@ TEST(ScratchTest, MakesArgumentsForEveryFeature) {
     EXPECT_TRUE(spec::ValidateArgs(spec, problem->args()).ok())
         << text << ": " << spec::ValidateArgs(spec, problem->args());
     EXPECT_TRUE(problem->CheckGuards(stream.get()).ok()) << text;
-    const auto output = problem->ReadOutput(stream.get());
-    ASSERT_TRUE(output.ok());
-    EXPECT_EQ(output->find_first_not_of('\xff'), std::string::npos) << text << ": not poisoned";
+    const auto outputs = problem->ReadOutputs(stream.get());
+    ASSERT_TRUE(outputs.ok());
+    EXPECT_GE(outputs->size(), spec.operation == Operation::kBackward ? 3u : spec.lse ? 2u : 1u);
+    for (const ScratchOutput& output : *outputs) {
+      EXPECT_FALSE(output.bytes.empty()) << text;
+      EXPECT_EQ(output.bytes.find_first_not_of('\xff'), std::string::npos)
+          << text << ": " << output.name << " is not poisoned";
+    }
     // Random values, not zeros.
     const auto* q = static_cast<const unsigned char*>(problem->args().q.data);
     EXPECT_NE(std::string(q, q + 64), std::string(64, '\0')) << text;

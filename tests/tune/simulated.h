@@ -112,6 +112,9 @@ class SimulatedBench : public TestBench {
 
   absl::Status Check(const Trial& trial) override {
     const std::string& plan = static_cast<const SimulatedTrial&>(trial).plan();
+    if (on_check) on_check(plan);
+    if (faulting.count(plan) > 0) dead = true;
+    if (dead) return absl::InternalError("CUDA_ERROR_ILLEGAL_ADDRESS");
     if (wrong.count(plan) > 0) return absl::FailedPreconditionError("o[0] is 1, should be 2");
     return absl::OkStatus();
   }
@@ -136,7 +139,10 @@ class SimulatedBench : public TestBench {
   std::string reference() const override { return "simulated"; }
   std::string timed_spec() const override { return ""; }
 
-  std::set<std::string> wrong;  // plans whose result differs
+  std::set<std::string> wrong;     // plans whose result differs
+  std::set<std::string> faulting;  // plans after which nothing runs any more
+  std::function<void(const std::string& plan)> on_check;
+  bool dead = false;
   int rounds = 0;
   int pauses = 0;
 

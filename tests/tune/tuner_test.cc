@@ -287,17 +287,20 @@ TEST(TunerTest, TakesUpWhatAKilledTuningLeft) {
                       request.save = [&](const TuningRecord& record) { saved.push_back(record); };
                     });
   ASSERT_TRUE(first.record.ok()) << first.record.status();
-  ASSERT_EQ(saved.size(), 5u);  // the default, then each other
+  // The default, then each other; those that were tried also before.
+  ASSERT_EQ(saved.size(), 7u);
   for (const TuningRecord& record : saved) EXPECT_EQ(record.winner, "");
   EXPECT_EQ(saved[2].candidates[2].outcome, Outcome::kRejected);
   EXPECT_EQ(saved[2].candidates[4].outcome, Outcome::kUntried);
+  EXPECT_EQ(saved[3].candidates[3].outcome, Outcome::kSuspect);
 
   // Killed after the third: what was found out stays, the rest is done.
+  const TuningRecord& left = saved[4];
   const Tuned second =
       TuneSimulated({1.0, 1.0, 1.0, 1.0, 0.5}, {}, 1,
                     [&](TuneRequest& request, SimulatedWorkshop& workshop, SimulatedBench& bench) {
                       hinder(workshop, bench);
-                      request.unfinished = saved[3];
+                      request.unfinished = left;
                     });
   ASSERT_TRUE(second.record.ok()) << second.record.status();
   EXPECT_EQ(second.record->winner, PlanText(4));
@@ -307,10 +310,76 @@ TEST(TunerTest, TakesUpWhatAKilledTuningLeft) {
   // Other code: what was found out says nothing.
   const Tuned third = TuneSimulated({1.0, 1.0, 1.0, 1.0, 0.5}, {}, 1,
                                     [&](TuneRequest& request, SimulatedWorkshop&, SimulatedBench&) {
-                                      request.unfinished = saved[3];
+                                      request.unfinished = left;
                                       request.code = "another";
                                     });
   EXPECT_EQ(third.workshop->compiles, 5);
+}
+
+TEST(TunerTest, LeavesACandidateAloneThatWasOnTheDeviceWhenTheProcessEnded) {
+  // What lies in the store at the moment of each check.
+  std::optional<TuningRecord> saved;
+  std::map<std::string, TuningRecord> during;
+  const Tuned killed = TuneSimulated(
+      {1.0, 0.5, 0.8}, {}, 1, [&](TuneRequest& request, SimulatedWorkshop&, SimulatedBench& bench) {
+        request.save = [&](const TuningRecord& record) { saved = record; };
+        bench.on_check = [&](const std::string& plan) {
+          if (saved.has_value()) during[plan] = *saved;
+        };
+      });
+  ASSERT_TRUE(during.count(PlanText(1)) > 0);
+  EXPECT_EQ(ResultOf(during[PlanText(1)], 1).outcome, Outcome::kSuspect);
+  const Tuned next = TuneSimulated({1.0, 0.5, 0.8}, {}, 1,
+                                   [&](TuneRequest& request, SimulatedWorkshop&, SimulatedBench&) {
+                                     request.unfinished = during[PlanText(1)];
+                                   });
+  ASSERT_TRUE(next.record.ok()) << next.record.status();
+  EXPECT_EQ(next.record->winner, PlanText(2));
+  EXPECT_EQ(ResultOf(*next.record, 1).outcome, Outcome::kSuspect);
+  EXPECT_EQ(next.workshop->compiles, 2);
+}
+
+TEST(TunerTest, EndsWhenACandidateTakesTheDeviceDownAndRemembersIt) {
+  std::optional<TuningRecord> saved;
+  const auto tune = [&](const std::optional<TuningRecord>& before) {
+    return TuneSimulated({1.0, 0.5, 0.8}, {}, 1,
+                         [&](TuneRequest& request, SimulatedWorkshop&, SimulatedBench& bench) {
+                           request.save = [&](const TuningRecord& record) { saved = record; };
+                           request.unfinished = before;
+                           bench.faulting = {PlanText(1)};
+                         });
+  };
+  const Tuned first = tune(std::nullopt);
+  EXPECT_EQ(first.record.status().code(), absl::StatusCode::kAborted) << first.record.status();
+  EXPECT_THAT(std::string(first.record.status().message()), HasSubstr(PlanText(1)));
+  ASSERT_TRUE(saved.has_value());
+  EXPECT_EQ(ResultOf(*saved, 1).outcome, Outcome::kFailed);
+  const Tuned second = tune(saved);
+  ASSERT_TRUE(second.record.ok()) << second.record.status();
+  EXPECT_EQ(second.record->winner, PlanText(2));
+}
+
+TEST(TunerTest, WaitingForItsTurnIsNotCountedWhereItIsPatient) {
+  std::map<bool, int> rounds;
+  for (const bool patient : {true, false}) {
+    SimulatedClock clock;
+    TuneRequest request = RequestOf(NumberedPlans(3));
+    request.deadline = clock.Now() + std::chrono::milliseconds(100);
+    request.patient = patient;
+    Logger logger(LogLevel::kOff);
+    Tuner tuner(2, &logger, [&] { return clock.Now(); });
+    const auto record =
+        tuner.Tune(request, std::make_shared<SimulatedWorkshop>(), [&](const Trial&, const Trial*) {
+          clock.Advance(1000);
+          return absl::StatusOr<std::unique_ptr<TestBench>>(std::make_unique<SimulatedBench>(
+              std::map<std::string, double>{
+                  {PlanText(0), 1.0}, {PlanText(1), 0.5}, {PlanText(2), 0.9}},
+              Weather(), 1, &clock));
+        });
+    rounds[patient] = record.ok() ? record->rounds : 0;
+  }
+  EXPECT_EQ(rounds[true], 20);
+  EXPECT_LE(rounds[false], 3);
 }
 
 TEST(TunerTest, ReportsItsProgress) {

@@ -45,7 +45,7 @@ class TuningDbTest : public ::testing::Test {
 constexpr char kSpec[] = "fwd bf16 b=2 h=8/2 s=512/512 d=64/64 causal";
 
 TEST_F(TuningDbTest, AnswersByQualityOfMatch) {
-  ASSERT_TRUE(Open()->Save(SampleRecord(), true).ok());
+  ASSERT_TRUE(Open()->Save(SampleRecord()).ok());
   const auto db = Open();
   const Match exact = db->Find(QueryOf(kSpec));
   EXPECT_EQ(exact.quality, MatchQuality::kExact);
@@ -64,7 +64,7 @@ TEST_F(TuningDbTest, AnswersByQualityOfMatch) {
 }
 
 TEST_F(TuningDbTest, AnotherGpuOnlyHelpsOutAndOnlyOfTheSameTarget) {
-  ASSERT_TRUE(Open()->Save(SampleRecord(), true).ok());
+  ASSERT_TRUE(Open()->Save(SampleRecord()).ok());
   const auto db = Open();
   const auto quality = [&](const std::function<void(Environment&)>& edit) {
     Query query = QueryOf(kSpec);
@@ -82,7 +82,7 @@ TEST_F(TuningDbTest, AnotherGpuOnlyHelpsOutAndOnlyOfTheSameTarget) {
 }
 
 TEST_F(TuningDbTest, FlagsWhatIsStaleAndUsesItAllTheSame) {
-  ASSERT_TRUE(Open()->Save(SampleRecord(), true).ok());
+  ASSERT_TRUE(Open()->Save(SampleRecord()).ok());
   const auto db = Open();
   const auto stale = [&](const std::function<void(Query&)>& edit) {
     Query query = QueryOf(kSpec);
@@ -103,7 +103,7 @@ TEST_F(TuningDbTest, FlagsWhatIsStaleAndUsesItAllTheSame) {
 }
 
 TEST_F(TuningDbTest, TheDecisionDoesNotDependOnTheListOfCandidates) {
-  ASSERT_TRUE(Open()->Save(SampleRecord(), true).ok());
+  ASSERT_TRUE(Open()->Save(SampleRecord()).ok());
   const auto db = Open();
   candidates_ = NumberedPlans(9);
   std::rotate(candidates_.begin(), candidates_.begin() + 5, candidates_.end());
@@ -111,7 +111,7 @@ TEST_F(TuningDbTest, TheDecisionDoesNotDependOnTheListOfCandidates) {
 }
 
 TEST_F(TuningDbTest, AWinnerThatIsNoCandidateAnyMoreIsPassedOver) {
-  ASSERT_TRUE(Open()->Save(SampleRecord(), true).ok());
+  ASSERT_TRUE(Open()->Save(SampleRecord()).ok());
   candidates_ = NumberedPlans(2);
   const Match match = Open()->Find(QueryOf(kSpec));
   EXPECT_EQ(match.quality, MatchQuality::kNone);
@@ -119,15 +119,25 @@ TEST_F(TuningDbTest, AWinnerThatIsNoCandidateAnyMoreIsPassedOver) {
   EXPECT_THAT(match.ToText(), HasSubstr("no candidate any more"));
 }
 
-TEST_F(TuningDbTest, UnfinishedRecordsDecideNothing) {
+TEST_F(TuningDbTest, UnfinishedRecordsDecideNothingAndLieBesideFinishedOnes) {
   TuningRecord record = SampleRecord();
   record.winner.clear();
-  ASSERT_TRUE(Open()->Save(record, false).ok());
+  ASSERT_TRUE(Open()->SaveUnfinished(record).ok());
+  const auto unfinished = [&] {
+    return Open()->Unfinished(record.bucket, record.environment, "cold");
+  };
   const auto db = Open();
   EXPECT_EQ(db->Find(QueryOf(kSpec)).quality, MatchQuality::kNone);
-  const auto left = db->Unfinished(record.bucket, record.environment, "cold");
-  ASSERT_TRUE(left.has_value());
-  EXPECT_EQ(left->candidates[1].outcome, Outcome::kRejected);
+  EXPECT_FALSE(db->Finished(record.bucket, record.environment, "cold").has_value());
+  ASSERT_TRUE(unfinished().has_value());
+  EXPECT_EQ(unfinished()->candidates[1].outcome, Outcome::kRejected);
+
+  ASSERT_TRUE(Open()->Save(SampleRecord()).ok());
+  EXPECT_FALSE(unfinished().has_value()) << "there is a newer one";
+  ASSERT_TRUE(Open()->SaveUnfinished(record).ok());
+  EXPECT_TRUE(unfinished().has_value());
+  EXPECT_EQ(Open()->Find(QueryOf(kSpec)).quality, MatchQuality::kExact);
+  EXPECT_TRUE(Open()->Finished(record.bucket, record.environment, "cold").has_value());
 }
 
 TEST_F(TuningDbTest, ShippedRecordsAreAllThatSomePoliciesSee) {
@@ -138,7 +148,7 @@ TEST_F(TuningDbTest, ShippedRecordsAreAllThatSomePoliciesSee) {
   TuningDb db(std::make_unique<cache::RecordFiles>(
                   cache::RecordFilesOptions{.directory = directory_.path()}),
               {}, files, &logger_);
-  ASSERT_TRUE(db.Save(SampleRecord(), true).ok());
+  ASSERT_TRUE(db.Save(SampleRecord()).ok());
   Query query = QueryOf(kSpec);
   EXPECT_EQ(db.Find(query).source, "user");
   query.measured_here = false;
@@ -148,7 +158,7 @@ TEST_F(TuningDbTest, ShippedRecordsAreAllThatSomePoliciesSee) {
 }
 
 TEST_F(TuningDbTest, DamagedAndForeignRecordsAreAbsent) {
-  ASSERT_TRUE(Open()->Save(SampleRecord(), true).ok());
+  ASSERT_TRUE(Open()->Save(SampleRecord()).ok());
   std::filesystem::path file;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(directory_.path())) {
     if (entry.path().extension() == ".twt") file = entry.path();
@@ -167,7 +177,7 @@ TEST_F(TuningDbTest, DamagedAndForeignRecordsAreAbsent) {
 TEST_F(TuningDbTest, SeesWhatOtherProcessesWriteAfterARefresh) {
   const auto here = Open();
   EXPECT_EQ(here->Find(QueryOf(kSpec)).quality, MatchQuality::kNone);
-  ASSERT_TRUE(Open()->Save(SampleRecord(), true).ok());
+  ASSERT_TRUE(Open()->Save(SampleRecord()).ok());
   here->Refresh();
   EXPECT_EQ(here->Find(QueryOf(kSpec)).quality, MatchQuality::kExact);
 }
@@ -175,13 +185,13 @@ TEST_F(TuningDbTest, SeesWhatOtherProcessesWriteAfterARefresh) {
 TEST_F(TuningDbTest, WorksInMemoryAlone) {
   TuningDb db(nullptr, {}, {}, &logger_);
   EXPECT_EQ(db.Find(QueryOf(kSpec)).quality, MatchQuality::kNone);
-  ASSERT_TRUE(db.Save(SampleRecord(), true).ok());
+  ASSERT_TRUE(db.Save(SampleRecord()).ok());
   db.Refresh();
   EXPECT_EQ(db.Find(QueryOf(kSpec)).quality, MatchQuality::kExact);
 }
 
 TEST_F(TuningDbTest, ARecordCopiedIntoAnotherStoreServesThere) {
-  ASSERT_TRUE(Open()->Save(SampleRecord(), true).ok());
+  ASSERT_TRUE(Open()->Save(SampleRecord()).ok());
   testing::TempDirectory other;
   std::filesystem::copy(directory_.path() + "/v1", other.path() + "/v1",
                         std::filesystem::copy_options::recursive);
@@ -194,7 +204,7 @@ TEST_F(TuningDbTest, ARecordCopiedIntoAnotherStoreServesThere) {
                   cache::RecordFilesOptions{.directory = other.path(), .read_only = true}),
               {}, {}, &logger_);
   EXPECT_EQ(db.Find(QueryOf(kSpec)).quality, MatchQuality::kExact);
-  EXPECT_FALSE(db.Save(SampleRecord(), true).ok());
+  EXPECT_FALSE(db.Save(SampleRecord()).ok());
 }
 
 }  // namespace

@@ -126,7 +126,9 @@ struct RuntimeOptions {
   TunePolicy tune_policy = TunePolicy::kFirstRun;
 
   // Longest time for which Prepare blocks to measure a spec (kFirstRun), in milliseconds, its
-  // compiles included; beyond it only the compile of the default, which runs whatever happens.
+  // compiles included; beyond it only the compile of the default, which runs whatever happens. A
+  // budget that is too short for a measurement, or that ends while another process measures on the
+  // GPU, is no error: the default is returned, and the measurement made up for as by kBackground.
   int tune_budget_ms = 4000;
 
   // And all specs of this Runtime together: a program that comes with ever new sizes is not to wait
