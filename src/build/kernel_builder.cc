@@ -347,6 +347,17 @@ absl::StatusOr<SharedKernel> KernelBuilder::Impl::BuildShared(const KernelReques
   return flights.Do(request.key, [&] { return BuildOnce(request); });
 }
 
+bool KernelBuilder::IsStored(const KernelRequest& request) {
+  {
+    MutexLock lock(&impl_->mutex);
+    if (impl_->pending.find(request.key) != impl_->pending.end()) return true;
+  }
+  const absl::StatusOr<compile::CompilerIdentity> identity = impl_->compiler->Identity();
+  std::optional<std::string> variant;
+  if (identity.ok()) variant = identity->id;
+  return impl_->store->Get({request.key, variant}, request.manifest.manifest()).ok();
+}
+
 absl::StatusOr<BuiltKernel> KernelBuilder::Build(const AttentionSpec& spec,
                                                  const plan::KernelPlan& plan) {
   TILEWRIGHT_ASSIGN_OR_RETURN(const KernelRequest request, MakeRequest(spec, plan));

@@ -112,6 +112,9 @@ class KernelBuilder {
   absl::StatusOr<BuiltKernel> Build(const AttentionSpec& spec, const plan::KernelPlan& plan);
   absl::StatusOr<BuiltKernel> Build(const KernelRequest& request);
 
+  // Whether Build would find it compiled.
+  bool IsStored(const KernelRequest& request);
+
   // Build, then load on `where`. A stored image that the driver refuses is dropped and compiled
   // once more. Internal when the driver refuses what this compiler makes: the message names
   // architecture, driver and compiler.

@@ -107,9 +107,15 @@ Json KernelReport::ToJson() const {
 
 absl::StatusOr<KernelReport> BuildForTarget(Toolchain& tools, const AttentionSpec& spec,
                                             const std::string& target, StageClock& clock) {
-  KernelReport report;
-  TILEWRIGHT_ASSIGN_OR_RETURN(report.decision, tools.Plan(spec, target));
+  TILEWRIGHT_ASSIGN_OR_RETURN(plan::Decision decision, tools.Plan(spec, target));
   clock.Lap("plan");
+  return BuildDecision(tools, spec, std::move(decision), clock);
+}
+
+absl::StatusOr<KernelReport> BuildDecision(Toolchain& tools, const AttentionSpec& spec,
+                                           plan::Decision decision, StageClock& clock) {
+  KernelReport report;
+  report.decision = std::move(decision);
   TILEWRIGHT_ASSIGN_OR_RETURN(const std::vector<build::KernelRequest> requests,
                               tools.builder().MakeRequests(spec, report.decision.plan));
   clock.Lap("emit");

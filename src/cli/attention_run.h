@@ -64,6 +64,9 @@ Json DecisionJson(const plan::Decision& decision);
 // or "store". No GPU needed.
 absl::StatusOr<KernelReport> BuildForTarget(Toolchain& tools, const AttentionSpec& spec,
                                             const std::string& target, StageClock& clock);
+// The same for a plan that is chosen; no lap "plan".
+absl::StatusOr<KernelReport> BuildDecision(Toolchain& tools, const AttentionSpec& spec,
+                                           plan::Decision decision, StageClock& clock);
 
 // Multiplications and additions of the reference for one row, to keep checks short.
 double ReferenceFlopsPerRow(const AttentionSpec& spec);

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -24,6 +25,7 @@ struct CompileOptions {
   std::vector<std::string> targets;
   std::string matrix;
   bool plan = false;
+  std::optional<int> candidates;
   int64_t max_batch = 64;
   int64_t max_seqlen = 32768;
 };
@@ -31,6 +33,7 @@ struct CompileOptions {
 struct Job {
   std::string text;
   std::string target;
+  std::optional<plan::Decision> decision;  // absent: what a runtime chooses
   absl::Status status;
   std::string spec;  // canonical
   KernelReport kernel;
@@ -44,7 +47,9 @@ void Compile(Toolchain& tools, Job& job) {
   }
   job.spec = spec::ToText(*spec);
   StageClock clock;
-  absl::StatusOr<KernelReport> kernel = BuildForTarget(tools, *spec, job.target, clock);
+  absl::StatusOr<KernelReport> kernel = job.decision.has_value()
+                                            ? BuildDecision(tools, *spec, *job.decision, clock)
+                                            : BuildForTarget(tools, *spec, job.target, clock);
   job.status = kernel.status();
   if (kernel.ok()) job.kernel = *std::move(kernel);
 }
@@ -65,6 +70,30 @@ void CompileAll(Toolchain& tools, std::vector<Job>& jobs, Progress& progress) {
   }
   work();
   for (std::thread& worker : workers) worker.join();
+}
+
+// One job for each spec and target, or for each of their candidates.
+std::vector<Job> ListJobs(Toolchain& tools, const std::vector<std::string>& specs,
+                          const CompileOptions& options) {
+  std::vector<Job> jobs;
+  for (const std::string& text : specs) {
+    for (const std::string& target : options.targets) {
+      Job job;
+      job.text = text;
+      job.target = target;
+      jobs.push_back(job);
+      // Compile says what is wrong with the spec.
+      const absl::StatusOr<AttentionSpec> spec = ReadSpec(text);
+      if (!options.candidates.has_value() || !spec.ok()) continue;
+      auto decisions = tools.Candidates(*spec, target, *options.candidates);
+      if (!decisions.ok()) continue;
+      for (plan::Decision& decision : *decisions) {
+        jobs.push_back(job);
+        jobs.back().decision = std::move(decision);
+      }
+    }
+  }
+  return jobs;
 }
 
 int Report(const std::vector<Job>& jobs, size_t specs, const Toolchain& tools,
@@ -88,10 +117,12 @@ int Report(const std::vector<Job>& jobs, size_t specs, const Toolchain& tools,
       ++(is_hit ? hits : compiled);
       if (!is_hit) compile_ms += job.kernel.compile_ms;
       kernel.update(job.kernel.ToJson());
-      line = absl::StrFormat("%-9s %s  %s  (%d registers, %d bytes spilled, %.0f ms)",
-                             is_hit ? "hit" : "compiled", job.target, job.spec,
-                             job.kernel.usage.registers, job.kernel.usage.spill_store_bytes,
-                             is_hit ? 0.0 : job.kernel.compile_ms);
+      line = absl::StrFormat(
+          "%-9s %s  %s%s  (%d registers, %d bytes spilled, %.0f ms)", is_hit ? "hit" : "compiled",
+          job.target, job.spec,
+          job.decision.has_value() ? absl::StrCat(": ", job.decision->plan.ToString()) : "",
+          job.kernel.usage.registers, job.kernel.usage.spill_store_bytes,
+          is_hit ? 0.0 : job.kernel.compile_ms);
     }
     kernels.push_back(kernel);
     if (!console.json) console.out << line << "\n";
@@ -135,15 +166,7 @@ int CompileCommand(const CompileOptions& options, const Console& console) {
     return ListPlannedKernels(**tools, *specs, options.targets, options.max_batch,
                               options.max_seqlen, console);
   }
-  std::vector<Job> jobs;
-  for (const std::string& spec : *specs) {
-    for (const std::string& target : options.targets) {
-      Job job;
-      job.text = spec;
-      job.target = target;
-      jobs.push_back(std::move(job));
-    }
-  }
+  std::vector<Job> jobs = ListJobs(**tools, *specs, options);
   {
     Progress progress(console.err, console.progress_mode(), "compiled", jobs.size());
     CompileAll(**tools, jobs, progress);
@@ -166,6 +189,10 @@ void AddCompileCommand(CLI::App& app, Chosen& chosen) {
       ->delimiter(',')
       ->capture_default_str();
   command->add_option("--matrix", options->matrix, "A file with one spec a line");
+  command
+      ->add_option("--candidates", options->candidates,
+                   "Also what tuning would try, so that it only measures; 0: all of them")
+      ->check(CLI::NonNegativeNumber);
   command->add_flag("--plan", options->plan,
                     "Compile nothing: list the kernels that other sizes of the specs can reach");
   command->add_option("--max-batch", options->max_batch, "Largest batch that --plan counts with")

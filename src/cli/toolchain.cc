@@ -69,6 +69,30 @@ absl::StatusOr<plan::Decision> Toolchain::Plan(const AttentionSpec& spec, const 
   return decision;
 }
 
+absl::StatusOr<std::vector<plan::Decision>> Toolchain::Candidates(const AttentionSpec& spec,
+                                                                  const std::string& target,
+                                                                  int most) {
+  TILEWRIGHT_ASSIGN_OR_RETURN(const arch::ArchTraits traits, arch::FindArchTraits(target));
+  TILEWRIGHT_ASSIGN_OR_RETURN(const arch::BoardProfile board,
+                              arch::DefaultBoardProfile(traits.target));
+  TILEWRIGHT_ASSIGN_OR_RETURN(const plan::Decision decision,
+                              PlanFor(spec, traits, board, options_));
+  TILEWRIGHT_ASSIGN_OR_RETURN(const std::optional<plan::Family> family,
+                              plan::ParseFamily(options_.family));
+  const plan::PlanRequest request = {spec, traits, board, options_.allow_fallback, family};
+  std::vector<plan::KernelPlan> plans = plan::Candidates(request, decision);
+  if (most > 0 && plans.size() > static_cast<size_t>(most)) plans.resize(most);
+  if (auto reference = plan::ReferenceOf(request, decision)) {
+    plans.push_back(*std::move(reference));
+  }
+  std::vector<plan::Decision> decisions;
+  for (plan::KernelPlan& plan : plans) {
+    decisions.push_back(decision);
+    decisions.back().plan = std::move(plan);
+  }
+  return decisions;
+}
+
 std::unique_ptr<build::KernelBuilder> Toolchain::LookupBuilder() {
   build::BuilderOptions frozen;
   frozen.lineinfo = options_.lineinfo;

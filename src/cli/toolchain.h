@@ -46,6 +46,11 @@ class Toolchain {
   absl::StatusOr<plan::Decision> Plan(const AttentionSpec& spec, const std::string& target,
                                       tune::Match* match = nullptr);
 
+  // What a tuning of `spec` there would compile: the default first, at most `most` candidates
+  // (0: all), and what their results are compared with.
+  absl::StatusOr<std::vector<plan::Decision>> Candidates(const AttentionSpec& spec,
+                                                         const std::string& target, int most);
+
   // A builder that never compiles: what is stored, or FailedPrecondition.
   std::unique_ptr<build::KernelBuilder> LookupBuilder();
 

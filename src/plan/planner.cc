@@ -69,6 +69,33 @@ absl::StatusOr<Decision> BestOf(absl::Span<const FamilyRow> families, const Plan
 
 absl::StatusOr<Decision> Best(const PlanRequest& request) { return BestOf(kFamilies, request); }
 
+std::optional<KernelPlan> StarterOf(const PlanRequest& request, const Decision& decision) {
+  // By NVRTC 13.0 a kernel of attn_fwd_sm90 takes 0.4 to 6 s of a core, the smallest tile of
+  // attn_fwd_sm80 0.3 to 0.7 s: what counts is how much a warp's code is unrolled.
+  if (decision.plan.family != Family::kFwdSm90 || request.family.has_value()) return std::nullopt;
+  std::optional<KernelPlan> starter;
+  const auto unrolled = [](const KernelPlan& plan) { return plan.rows_per_warp * plan.block_n; };
+  for (KernelPlan& plan : PlanFwdSm80(request).plans) {
+    if (plan.split) {
+      plan.split = false;
+      plan.slots = 0;
+      plan.after.clear();
+    }
+    if (!starter.has_value() || unrolled(plan) < unrolled(*starter)) starter = std::move(plan);
+  }
+  return starter;
+}
+
+std::optional<KernelPlan> ReferenceOf(const PlanRequest& request, const Decision& decision) {
+  for (const FamilyRow& row : kFamilies) {
+    if (!row.last_resort || row.operation != request.spec.operation) continue;
+    if (row.family == decision.plan.family) continue;
+    FamilyAnswer answer = row.plan(request);
+    if (!answer.plans.empty()) return std::move(answer.plans.front());
+  }
+  return std::nullopt;
+}
+
 std::vector<KernelPlan> Candidates(const PlanRequest& request, const Decision& decision) {
   const std::vector<KernelPlan>& own = decision.candidates;
   std::vector<KernelPlan> others;

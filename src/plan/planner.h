@@ -48,6 +48,14 @@ absl::StatusOr<Decision> Best(const PlanRequest& request);
 // slower by nature. So the first few hold some of each.
 std::vector<KernelPlan> Candidates(const PlanRequest& request, const Decision& decision);
 
+// A plan whose kernel compiles in about half the time of the decision's, or less, to serve calls
+// until that one is there. It needs no workspace. None where compiling is not what takes long.
+std::optional<KernelPlan> StarterOf(const PlanRequest& request, const Decision& decision);
+
+// The plan of the simple family, the definition in code, that results of these candidates are
+// compared with. None where it does not serve the spec, or is the family itself.
+std::optional<KernelPlan> ReferenceOf(const PlanRequest& request, const Decision& decision);
+
 }  // namespace tilewright::plan
 
 #endif  // TILEWRIGHT_PLAN_PLANNER_H_

@@ -209,16 +209,23 @@ struct Runtime::Impl {
                                const AttentionSpec& spec) const;
   absl::StatusOr<plan::Decision> Decide(const device::DeviceManager::Current& where,
                                         const AttentionSpec& spec);
-  // Lets records and measurements choose among the candidates.
-  Tuning::Measure ApplyTuning(const Tuning::Job& job, bool deliberate, plan::Decision* decision);
+  // Lets records and measurements choose among the candidates. `starts`: a plan that is compiled
+  // sooner is to serve until the decision's is there.
+  Tuning::Measure ApplyTuning(const Tuning::Job& job, bool deliberate, plan::Decision* decision,
+                              bool* starts);
+  // Whether all kernels of the plan need only to be loaded.
+  bool IsStored(const AttentionSpec& spec, const plan::KernelPlan& plan);
   Tuning::Job JobFor(const device::DeviceManager::Current& where, const SpecKey& key,
                      const plan::Decision& decision);
   absl::StatusOr<Assembled> Assemble(const device::DeviceManager::Current& where,
                                      const SpecKey& key, plan::Decision decision);
   void Insert(const SpecKey& key, const Assembled& assembled, bool deliberate);
-  // Puts the winner of a tuning that ran in the background in the place of what was prepared.
+  // Puts the winner of a tuning that ran in the background, or `decision`, in the place of what was
+  // prepared.
   void Swap(const Tuning::Job& job, const SpecKey& key, const plan::Decision& before,
             const tune::TuningRecord& record);
+  void SwapTo(const device::DeviceManager::Current& where, const SpecKey& key,
+              plan::Decision decision);
   void CountNewKernel(const AttentionSpec& spec);
 
   // The kernels of state->decision.plan, compiled several at a time; fills state->kernels.
@@ -435,13 +442,9 @@ Tuning::Job Runtime::Impl::JobFor(const device::DeviceManager::Current& where, c
   job.where = where;
   job.spec = key.spec;
   job.candidates = plan::Candidates(RequestFor(where, key.spec), decision);
-  // The definition in code, where it serves and is not what is checked.
-  plan::PlanRequest simple = RequestFor(where, key.spec);
-  simple.family = plan::Family::kFwdSimple;
-  if (decision.plan.family != plan::Family::kFwdSimple) {
-    const absl::StatusOr<plan::Decision> reference = plan::Best(simple);
-    if (reference.ok()) job.reference = reference->plan;
-  }
+  const plan::PlanRequest request = RequestFor(where, key.spec);
+  job.reference = plan::ReferenceOf(request, decision);
+  if (MayReplace(decision.plan)) job.starter = plan::StarterOf(request, decision);
   job.workshop = std::make_shared<RuntimeWorkshop>(
       builder.get(), key.spec,
       [this, where, key, decision](const plan::KernelPlan& plan)
@@ -455,7 +458,7 @@ Tuning::Job Runtime::Impl::JobFor(const device::DeviceManager::Current& where, c
 }
 
 Tuning::Measure Runtime::Impl::ApplyTuning(const Tuning::Job& job, bool deliberate,
-                                           plan::Decision* decision) {
+                                           plan::Decision* decision, bool* starts) {
   const Tuning::Verdict verdict = tuning->Judge(job.where, job.spec, job.candidates);
   if (verdict.match.plan.has_value()) {
     decision->plan = *verdict.match.plan;
@@ -465,6 +468,8 @@ Tuning::Measure Runtime::Impl::ApplyTuning(const Tuning::Job& job, bool delibera
     decision->tuned = absl::StrCat(decision->tuned, decision->tuned.empty() ? "" : "; ",
                                    "not measured: ", verdict.why_not);
   }
+  *starts = verdict.measure == Tuning::Measure::kLater && !deliberate &&
+            options.tune_policy == TunePolicy::kBackground;
   if (verdict.measure != Tuning::Measure::kNow) return verdict.measure;
   TuneOptions how;
   how.budget_ms = options.tune_budget_ms;
@@ -476,6 +481,7 @@ Tuning::Measure Runtime::Impl::ApplyTuning(const Tuning::Job& job, bool delibera
                                    "not measured: ", measured.status().message());
     // The time was too short, or another process had the GPU: nobody has to wait for the next try.
     if (absl::IsUnavailable(measured.status()) || absl::IsDeadlineExceeded(measured.status())) {
+      *starts = !deliberate;
       return Tuning::Measure::kLater;
     }
   } else if (const auto winner = plan::ParsePlan(measured->record.winner); winner.ok()) {
@@ -543,23 +549,37 @@ void Runtime::Impl::Swap(const Tuning::Job& job, const SpecKey& key, const plan:
   plan::Decision decision = before;
   decision.plan = *winner;
   decision.tuned = DescribeMeasurement(record);
+  SwapTo(job.where, key, std::move(decision));
+}
+
+void Runtime::Impl::SwapTo(const device::DeviceManager::Current& where, const SpecKey& key,
+                           plan::Decision decision) {
+  const plan::KernelPlan plan = decision.plan;
   const std::shared_ptr<const PreparedAttention::State> old = table.Find(key);
-  absl::StatusOr<Assembled> assembled = Assemble(job.where, key, std::move(decision));
+  absl::StatusOr<Assembled> assembled = Assemble(where, key, std::move(decision));
   if (!assembled.ok()) {
     logger.Event(LogLevel::kWarning, "tuned_not_loaded",
-                 {{"spec", record.spec}, {"reason", assembled.status().message()}});
+                 {{"spec", spec::ToText(key.spec)}, {"reason", assembled.status().message()}});
     return;
   }
   Insert(key, *assembled, /*deliberate=*/true);
-  if (*winner == before.plan) return;
+  if (old == nullptr || old->decision.plan == plan) return;
   tuned_swaps.fetch_add(1, std::memory_order_relaxed);
-  logger.Event(LogLevel::kInfo, "tuned_swap",
-               {{"spec", record.spec}, {"from", before.plan.ToString()}, {"to", record.winner}});
+  logger.Event(
+      LogLevel::kInfo, "tuned_swap",
+      {{"spec", old->spec_text}, {"from", old->decision.plan.ToString()}, {"to", plan.ToString()}});
   MutexLock lock(&swap_mutex);
-  if (old != nullptr && old->newer_owner == nullptr && MayReplace(*winner)) {
+  if (old->newer_owner == nullptr && MayReplace(plan)) {
     old->newer_owner = assembled->state;
     old->newer.store(assembled->state.get(), std::memory_order_release);
   }
+}
+
+bool Runtime::Impl::IsStored(const AttentionSpec& spec, const plan::KernelPlan& plan) {
+  const absl::StatusOr<std::vector<build::KernelRequest>> requests =
+      builder->MakeRequests(spec, plan);
+  return requests.ok() && std::all_of(requests->begin(), requests->end(),
+                                      [this](const auto& one) { return builder->IsStored(one); });
 }
 
 StateOr Runtime::Impl::MakeState(const device::DeviceManager::Current& where, const SpecKey& key,
@@ -568,14 +588,23 @@ StateOr Runtime::Impl::MakeState(const device::DeviceManager::Current& where, co
   plan::Decision decision;
   Tuning::Job job;
   Tuning::Measure measure = Tuning::Measure::kNo;
+  bool starts = false;
   if (key.merge) {
     decision = PlanMerge(key.spec, std::string(where.device->traits.target));
   } else if (key.spec.heads_q > 0) {
     TILEWRIGHT_ASSIGN_OR_RETURN(decision, Decide(where, key.spec));
     job = JobFor(where, key, decision);
-    measure = ApplyTuning(job, deliberate, &decision);
+    measure = ApplyTuning(job, deliberate, &decision, &starts);
   }
-  absl::StatusOr<Assembled> assembled = Assemble(where, key, decision);
+  starts = starts && job.starter.has_value() && MayReplace(decision.plan) &&
+           !IsStored(key.spec, decision.plan);
+  plan::Decision served = decision;
+  if (starts) {
+    served.plan = *job.starter;
+    absl::StrAppend(&served.tuned, served.tuned.empty() ? "" : "; ",
+                    "compiled sooner than what will take its place: ", decision.plan.ToString());
+  }
+  absl::StatusOr<Assembled> assembled = Assemble(where, key, served);
   if (!assembled.ok() && options.tune_policy == TunePolicy::kFrozen &&
       absl::IsFailedPrecondition(assembled.status()) &&
       decision.plan != decision.candidates.front()) {
@@ -589,9 +618,14 @@ StateOr Runtime::Impl::MakeState(const device::DeviceManager::Current& where, co
   Insert(key, *assembled, deliberate);
   const std::shared_ptr<PreparedAttention::State>& state = assembled->state;
   if (measure == Tuning::Measure::kLater) {
-    tuning->MeasureLater(job, [this, job, key, decision](const tune::TuningRecord& record) {
-      Swap(job, key, decision, record);
-    });
+    tuning->MeasureLater(
+        job,
+        [this, where, key, decision, starts] {
+          if (starts) SwapTo(where, key, decision);
+        },
+        [this, job, key, decision](const tune::TuningRecord& record) {
+          Swap(job, key, decision, record);
+        });
   }
   logger.Event(LogLevel::kInfo, "prepare",
                {{"spec", state->spec_text},

@@ -184,6 +184,7 @@ absl::StatusOr<Tuning::Measured> Tuning::MeasureWithin(const Job& job, const Tun
       tune::MakeEnvironment(device.board, device.traits.target, device.driver_version);
   request.candidates = job.candidates;
   request.reference = job.reference;
+  request.starter = job.starter;
   request.code = tune::CodeDigest(*bundle_, job.candidates.front().family);
   request.policy = PolicyText(options_, options.hot);
   request.max_candidates = options.max_candidates;
@@ -278,10 +279,11 @@ absl::StatusOr<Tuning::Measured> Tuning::MeasureNow(const Job& job, const TuneOp
   return record;
 }
 
-void Tuning::MeasureLater(Job job, std::function<void(const tune::TuningRecord&)> done) {
+void Tuning::MeasureLater(Job job, std::function<void()> before,
+                          std::function<void(const tune::TuningRecord&)> done) {
   MutexLock lock(&mutex_);
   if (stopping_) return;
-  later_.push_back({std::move(job), std::move(done)});
+  later_.push_back({std::move(job), std::move(before), std::move(done)});
   if (!thread_.joinable()) {
     try {
       thread_ = std::thread([this] { WorkLater(); });
@@ -306,6 +308,7 @@ void Tuning::WorkLater() {
     TuneOptions options;
     options.budget_ms = options_.tune_budget_ms;
     options.max_candidates = options_.tune_candidates;
+    next.before();
     const absl::StatusOr<Measured> record = MeasureNow(next.job, options, Caller::kBackground);
     if (record.ok()) next.done(record->record);
     MutexLock lock(&mutex_);

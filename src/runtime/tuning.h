@@ -66,6 +66,7 @@ class Tuning {
     std::vector<plan::KernelPlan> candidates;  // plan::Candidates
     std::shared_ptr<tune::Workshop> workshop;
     std::optional<plan::KernelPlan> reference;
+    std::optional<plan::KernelPlan> starter;
   };
   struct Measured {
     tune::TuningRecord record;
@@ -84,9 +85,10 @@ class Tuning {
   //   DeadlineExceeded  the budget ended with the compile of the default
   //   ...               as Tuner::Tune; nothing of the kind is tried again by this runtime
   absl::StatusOr<Measured> MeasureNow(const Job& job, const TuneOptions& options, Caller caller);
-  // Measures in a thread of this object, one job after the other; `done` is called there with each
-  // result that has a winner.
-  void MeasureLater(Job job, std::function<void(const tune::TuningRecord&)> done);
+  // Measures in a thread of this object, one job after the other. There `before` is called when the
+  // job's turn comes, and `done` with a result that has a winner.
+  void MeasureLater(Job job, std::function<void()> before,
+                    std::function<void(const tune::TuningRecord&)> done);
 
   // Waits until nothing is left to measure later. False on time-out.
   bool WaitUntilIdle(int timeout_ms);
@@ -106,6 +108,7 @@ class Tuning {
  private:
   struct Later {
     Job job;
+    std::function<void()> before;
     std::function<void(const tune::TuningRecord&)> done;
   };
 

@@ -28,7 +28,7 @@ constexpr int kMostDisturbed = 12;  // rounds to discard before taking them as t
 constexpr milliseconds kPoll(20);   // of waiting for compiles
 // Share of the budget that stays for measuring whatever has been compiled by then, at least what
 // the candidates' own times ask for.
-constexpr double kMeasureShare = 0.25;
+constexpr double kMeasureShare = 0.125;
 
 std::string UtcNow() {
   const std::time_t now = std::time(nullptr);
@@ -182,17 +182,19 @@ void Tuner::Session::StartWorkers() {
   size_t open = 0;
   {
     MutexLock lock(&queue_->mutex);
-    queue_->facts.resize(candidates_.size() + 1);
+    queue_->facts.resize(candidates_.size() + 2);
     for (size_t n = candidates_.size(); n-- > 1;) {
       if (!candidates_[n].settled) queue_->waiting.push_back(n);
     }
     // The reference is waited for by all the others, and they by the default.
     if (request_.reference.has_value()) queue_->waiting.push_back(candidates_.size());
+    if (request_.starter.has_value()) queue_->waiting.push_back(candidates_.size() + 1);
     queue_->waiting.push_back(0);
     open = queue_->waiting.size();
   }
   for (const Candidate& candidate : candidates_) queue_->plans.push_back(candidate.plan);
-  if (request_.reference.has_value()) queue_->plans.push_back(*request_.reference);
+  queue_->plans.push_back(request_.reference.value_or(plan::KernelPlan()));
+  queue_->plans.push_back(request_.starter.value_or(plan::KernelPlan()));
   MutexLock lock(&tuner_.mutex_);
   std::erase_if(tuner_.workers_, [](auto& worker) {
     if (!*worker.second) return false;
@@ -431,9 +433,11 @@ absl::StatusOr<TuningRecord> Tuner::Session::Run(const OpenBench& open_bench) {
   StartWorkers();
   Report(Progress::Stage::kCompiling);
 
-  // The default is waited for whatever the budget: without it there is nothing to run.
-  const std::optional<absl::StatusOr<KernelFacts>> first = WaitFor(0, TimePoint::max());
-  if (!first.has_value()) return absl::CancelledError("the tuning was stopped");
+  const std::optional<absl::StatusOr<KernelFacts>> first = WaitFor(0, deadline_);
+  if (!first.has_value()) {
+    if (tuner_.stop_) return absl::CancelledError("the tuning was stopped");
+    return absl::DeadlineExceededError("the budget ended before the default was compiled");
+  }
   TILEWRIGHT_RETURN_IF_ERROR(first->status());
   TILEWRIGHT_RETURN_IF_ERROR(Settle(0, *first));
   if (candidates_[0].trial == nullptr) return absl::InternalError(candidates_[0].result.reason);

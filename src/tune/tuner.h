@@ -46,6 +46,8 @@ struct TuneRequest {
   // What results are compared with: compiled beside the candidates, never timed. Absent: the
   // default.
   std::optional<plan::KernelPlan> reference;
+  // Compiled with the default, in case that takes longer than the budget; never timed.
+  std::optional<plan::KernelPlan> starter;
   std::string code;  // CodeDigest of the default's family
   std::string policy = "cold";
   int max_candidates = 0;  // 0: all
@@ -81,8 +83,8 @@ class Tuner {
       const Trial& first, const Trial* reference)>;
 
   // The finished record, whose winner is one of the candidates. An error when the default cannot be
-  // built, or when nothing could be measured (no memory for the problem, no time): the caller goes
-  // on with the default. Aborted: a candidate took the device's context down, and nothing more runs
+  // built, or when nothing could be measured (no memory for the problem; no time, which is
+  // DeadlineExceeded): the caller goes on with the default. Aborted: a candidate took the device's context down, and nothing more runs
   // in it; what was saved last names the candidate. `workshop` must stay until this Tuner is
   // destroyed.
   absl::StatusOr<TuningRecord> Tune(const TuneRequest& request,

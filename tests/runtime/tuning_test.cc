@@ -258,6 +258,107 @@ TEST_F(TuningTest, WhileAnotherProcessMeasuresTheDefaultServes) {
   EXPECT_THAT(attention->Explain(), HasSubstr("another tuner is measuring"));
 }
 
+TEST_F(TuningTest, WhatWasPostponedIsMadeUpForInTheBackground) {
+  RuntimeOptions options = Options(TunePolicy::kFirstRun);
+  options.tune_budget_ms = 50;
+  auto lock = tune::GpuLock::Acquire(
+      (*device::DeviceManager::Create(&driver_.api()))->devices()[0].uuid, LockDeadline());
+  ASSERT_TRUE(lock.has_value());
+  const auto runtime = Make(options);
+  const auto attention = runtime->Prepare(spec_);
+  ASSERT_TRUE(attention.ok()) << attention.status();
+  EXPECT_EQ(PlanOf(*attention), DefaultPlan());
+  // By then with a budget that is counted from its turn on.
+  lock.reset();
+  ASSERT_TRUE(runtime->WaitForTuning(60'000));
+  EXPECT_EQ(runtime->counters().tunes, 1);
+  EXPECT_EQ(runtime->counters().tuned_swaps, 1);
+}
+
+// A default that takes long to compile, and the plan that serves until it is there.
+class StarterTest : public TuningTest {
+ protected:
+  void SetUp() override {
+    TuningTest::SetUp();
+    FindPlans();
+  }
+  void FindPlans() {
+    const auto traits = *arch::FindArchTraits("sm_90a");
+    const auto board = *arch::DefaultBoardProfile("sm_90a");
+    const plan::PlanRequest request = {spec_, traits, board};
+    const auto decision = plan::Best(request);
+    ASSERT_TRUE(decision.ok()) << decision.status();
+    default_ = decision->plan.ToString();
+    const auto starter = plan::StarterOf(request, *decision);
+    ASSERT_TRUE(starter.has_value());
+    starter_ = starter->ToString();
+    ASSERT_NE(starter_, default_);
+  }
+  RuntimeOptions AnyFamily(TunePolicy policy) {
+    RuntimeOptions options = Options(policy);
+    options.family.clear();
+    options.tune_candidates = 2;
+    return options;
+  }
+  std::string default_;
+  std::string starter_;
+};
+
+TEST_F(StarterTest, ServesInTheBackgroundPolicyUntilTheDefaultIsCompiled) {
+  {
+    auto lock = tune::GpuLock::Acquire(
+        (*device::DeviceManager::Create(&driver_.api()))->devices()[0].uuid, LockDeadline());
+    ASSERT_TRUE(lock.has_value());
+    const auto runtime = Make(AnyFamily(TunePolicy::kBackground));
+    const auto attention = runtime->Prepare(spec_);
+    ASSERT_TRUE(attention.ok()) << attention.status();
+    // What it is now: the handle follows.
+    EXPECT_EQ(attention->state()->decision.plan.ToString(), starter_);
+    EXPECT_THAT(attention->state()->decision.tuned, HasSubstr("compiled sooner"));
+    ASSERT_TRUE(runtime->Run(*attention, DenseArgs(spec_), nullptr).ok());
+    // The default does not wait for its turn to be measured.
+    for (int n = 0; n < 600 && PlanOf(*attention) == starter_; ++n) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    EXPECT_EQ(PlanOf(*attention), default_);
+    EXPECT_EQ(runtime->counters().tunes, 0);
+    lock.reset();
+    ASSERT_TRUE(runtime->WaitForTuning(60'000));
+    EXPECT_EQ(runtime->counters().tunes, 1);
+    EXPECT_NE(PlanOf(*attention), starter_);
+  }
+  // Nothing to wait for: the record and its kernel are there.
+  const auto runtime = Make(AnyFamily(TunePolicy::kBackground));
+  EXPECT_NE(PlanOf(*runtime->Prepare(spec_)), starter_);
+  EXPECT_EQ(runtime->counters().compiles, 0);
+}
+
+TEST_F(StarterTest, ServesWhereTheBudgetEndsBeforeTheDefaultIsCompiled) {
+  // Every kernel takes the stand-in for the compiler 0.2 s.
+  spec_.score_snippet = {"score /* ask:SLOW */", "rule.cu"};
+  FindPlans();
+  RuntimeOptions options = AnyFamily(TunePolicy::kFirstRun);
+  options.tune_budget_ms = 1;
+  const auto runtime = Make(options);
+  const auto attention = runtime->Prepare(spec_);
+  ASSERT_TRUE(attention.ok()) << attention.status();
+  EXPECT_EQ(attention->state()->decision.plan.ToString(), starter_);
+  EXPECT_THAT(attention->state()->decision.tuned,
+              HasSubstr("the budget ended before the default was compiled"));
+  ASSERT_TRUE(runtime->WaitForTuning(60'000));
+  EXPECT_NE(PlanOf(*attention), starter_);
+}
+
+TEST_F(StarterTest, IsNotForThoseWhoDoNotTuneOrSaidWhatTheyWant) {
+  EXPECT_EQ(PlanOf(*Make(AnyFamily(TunePolicy::kOff))->Prepare(spec_)), default_);
+  RuntimeOptions options = AnyFamily(TunePolicy::kBackground);
+  options.cache_dir = directory_.path() + "/other";
+  const auto runtime = Make(options);
+  const AttentionSpec specs[] = {spec_};
+  ASSERT_TRUE(runtime->Warmup(specs).ok());
+  EXPECT_EQ(runtime->Prepare(spec_)->state()->decision.plan.ToString(), default_);
+}
+
 TEST_F(TuningTest, WhatAnotherProcessHasMeasuredMeanwhileIsTaken) {
   const auto waiting = Make(Options(TunePolicy::kFirstRun));
   // It has looked before the other one wrote.

@@ -23,7 +23,8 @@ namespace tilewright {
 // function of spec, GPU and version. Nothing is ever measured during a stream capture.
 enum class TunePolicy {
   kFirstRun,    // Prepare measures candidates within a budget and returns the best
-  kBackground,  // Prepare returns after one compile; a tuned kernel replaces it later, also in the
+  kBackground,  // Prepare returns after one compile, of a kernel that compiles soon where the
+                // default does not; the default and then a tuned kernel replace it, also in the
                 // handles that are out
   kCachedOnly,  // use stored tuning records, never measure
   kOff,         // trust the cost model and the shipped records
@@ -126,9 +127,9 @@ struct RuntimeOptions {
   TunePolicy tune_policy = TunePolicy::kFirstRun;
 
   // Longest time for which Prepare blocks to measure a spec (kFirstRun), in milliseconds, its
-  // compiles included; beyond it only the compile of the default, which runs whatever happens. A
-  // budget that is too short for a measurement, or that ends while another process measures on the
-  // GPU, is no error: the default is returned, and the measurement made up for as by kBackground.
+  // compiles included. A budget that is too short for a measurement, or that ends while another
+  // process measures on the GPU, is no error: the default is returned, or a kernel that compiles
+  // soon where the default does not, and what is left is made up for as by kBackground.
   int tune_budget_ms = 4000;
 
   // And all specs of this Runtime together: a program that comes with ever new sizes is not to wait
