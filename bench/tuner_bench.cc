@@ -10,11 +10,14 @@
 //                 that costs
 //   footprint     device memory that a tuning keeps (none)
 //
-//   tuner_bench measure [--first-call] [--flips N] [--regret A B] [--shapes FILE] --raw OUT
+//   tuner_bench measure [--first-call] [--flips N] [--regret A B] [--shapes FILE] [--family NAME]
+//                       --raw OUT
 //   tuner_bench results [--commit HASH] --results FILE RAW...
 //
 // Measurements append lines of JSON to OUT, so that they may be spread over several runs; `results`
-// makes the result file of them. --regret A B takes the specs A <= n < B of the file.
+// makes the result file of them; of equal measurements the last one counts. --regret A B takes the
+// specs A <= n < B of the file; the search of all candidates of one goes on beside the next, whose
+// tuning has some cores less and the GPU when it is free: not what makes it look better.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -26,10 +29,13 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -155,9 +161,13 @@ absl::StatusOr<Json> RunChild(const std::string& program, const std::string& pol
 class Raw {
  public:
   explicit Raw(const std::string& path) : file_(path, std::ios::app) {}
-  void Add(const Json& line) { file_ << line.dump() << "\n" << std::flush; }
+  void Add(const Json& line) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    file_ << line.dump() << "\n" << std::flush;
+  }
 
  private:
+  std::mutex mutex_;
   std::ofstream file_;
 };
 
@@ -200,6 +210,26 @@ absl::StatusOr<tune::TuningRecord> TuneOnce(Runtime& runtime, const AttentionSpe
   return tune::ParseRecord(result.record);
 }
 
+// Work in threads of its own, no more than `at_a_time` of them.
+class Pipeline {
+ public:
+  explicit Pipeline(size_t at_a_time) : at_a_time_(at_a_time) {}
+  ~Pipeline() {
+    for (std::thread& thread : threads_) thread.join();
+  }
+  void Start(std::function<void()> work) {
+    if (threads_.size() == at_a_time_) {
+      threads_.front().join();
+      threads_.erase(threads_.begin());
+    }
+    threads_.emplace_back(std::move(work));
+  }
+
+ private:
+  const size_t at_a_time_;
+  std::vector<std::thread> threads_;
+};
+
 // Relative time of a plan in a record; NaN when it was not timed.
 double RelativeOf(const tune::TuningRecord& record, const std::string& plan) {
   for (const tune::CandidateResult& one : record.candidates) {
@@ -211,48 +241,56 @@ double RelativeOf(const tune::TuningRecord& record, const std::string& plan) {
 double BestOf(const tune::TuningRecord& record) {
   double best = 1;
   for (const tune::CandidateResult& one : record.candidates) {
-    const bool right =
-        one.outcome == tune::Outcome::kTimed || one.outcome == tune::Outcome::kStopped;
-    if (right && one.samples > 0) best = std::min(best, one.relative);
+    // Others were stopped for being slower, and the few samples of each say less than these.
+    if (one.outcome == tune::Outcome::kTimed) best = std::min(best, one.relative);
   }
   return best;
 }
 
+Json FailedLine(const char* kind, const std::string& spec, const absl::Status& status) {
+  return {{"kind", kind}, {"spec", spec}, {"error", std::string(status.message())}};
+}
+
 absl::Status MeasureRegret(const std::vector<std::string>& specs, size_t begin, size_t end,
-                           Raw& raw) {
+                           const std::string& family, Raw& raw) {
   const RuntimeOptions defaults;
+  Pipeline pipeline(2);
   for (size_t n = begin; n < std::min(end, specs.size()); ++n) {
-    const auto measure = [&]() -> absl::StatusOr<Json> {
-      TILEWRIGHT_ASSIGN_OR_RETURN(const AttentionSpec spec, ParseSpec(specs[n]));
-      // A store of its own: the bounded tuning compiles, as at a first call.
-      RuntimeOptions options;
-      options.cache_in_memory = true;
-      TILEWRIGHT_ASSIGN_OR_RETURN(const std::unique_ptr<Runtime> runtime, Runtime::Create(options));
-      TILEWRIGHT_ASSIGN_OR_RETURN(
-          const tune::TuningRecord bounded,
-          TuneOnce(*runtime, spec, defaults.tune_budget_ms, defaults.tune_candidates));
-      TILEWRIGHT_ASSIGN_OR_RETURN(const tune::TuningRecord all, TuneOnce(*runtime, spec, 0, 0));
-      const double best = BestOf(all);
-      return Json{{"kind", "regret"},
-                  {"spec", specs[n]},
-                  {"tuned", bounded.winner},
-                  {"tuned_regret", RelativeOf(all, bounded.winner) / best - 1},
-                  {"default", all.default_plan},
-                  {"default_regret", 1 / best - 1},
-                  {"best_relative", best},
-                  {"default_ms", all.default_ms},
-                  {"band", all.band},
-                  {"candidates", all.candidates.size()},
-                  {"bounded_ms", bounded.tune_ms},
-                  {"bounded_cut", bounded.budget_cut},
-                  {"all_ms", all.tune_ms},
-                  {"record", Json::parse(all.ToJson(), nullptr, false)}};
-    };
-    const absl::StatusOr<Json> line = measure();
-    raw.Add(line.ok() ? *line
-                      : Json{{"kind", "regret"},
-                             {"spec", specs[n]},
-                             {"error", std::string(line.status().message())}});
+    const std::string& text = specs[n];
+    TILEWRIGHT_ASSIGN_OR_RETURN(const AttentionSpec spec, ParseSpec(text));
+    // A store of its own: the bounded tuning compiles, as at a first call.
+    RuntimeOptions options;
+    options.cache_in_memory = true;
+    options.family = family;
+    TILEWRIGHT_ASSIGN_OR_RETURN(std::shared_ptr<Runtime> runtime, Runtime::Create(options));
+    const absl::StatusOr<tune::TuningRecord> bounded =
+        TuneOnce(*runtime, spec, defaults.tune_budget_ms, defaults.tune_candidates);
+    if (!bounded.ok()) {
+      raw.Add(FailedLine("regret", text, bounded.status()));
+      continue;
+    }
+    pipeline.Start([&raw, text, spec, runtime = std::move(runtime), bounded = *bounded] {
+      const absl::StatusOr<tune::TuningRecord> all = TuneOnce(*runtime, spec, 0, 0);
+      if (!all.ok()) {
+        raw.Add(FailedLine("regret", text, all.status()));
+        return;
+      }
+      const double best = BestOf(*all);
+      raw.Add({{"kind", "regret"},
+               {"spec", text},
+               {"tuned", bounded.winner},
+               {"tuned_regret", RelativeOf(*all, bounded.winner) / best - 1},
+               {"default", all->default_plan},
+               {"default_regret", 1 / best - 1},
+               {"best_relative", best},
+               {"default_ms", all->default_ms},
+               {"band", all->band},
+               {"candidates", all->candidates.size()},
+               {"bounded_ms", bounded.tune_ms},
+               {"bounded_cut", bounded.budget_cut},
+               {"all_ms", all->tune_ms},
+               {"record", Json::parse(all->ToJson(), nullptr, false)}});
+    });
   }
   return absl::OkStatus();
 }
@@ -284,10 +322,7 @@ absl::Status MeasureFlips(const std::vector<std::string>& specs, int repeats, Ra
       return Json{{"kind", "flips"}, {"spec", text}, {"tunings", winners}};
     };
     const absl::StatusOr<Json> line = measure();
-    raw.Add(line.ok() ? *line
-                      : Json{{"kind", "flips"},
-                             {"spec", text},
-                             {"error", std::string(line.status().message())}});
+    raw.Add(line.ok() ? *line : FailedLine("flips", text, line.status()));
   }
   return absl::OkStatus();
 }
@@ -411,8 +446,12 @@ absl::Status WriteResults(const std::vector<std::string>& raws, const std::strin
       const std::string kind = line.value("kind", "");
       if (kind == "machine") all.machine = line;
       if (kind == "first_call") all.first_calls.push_back(line);
-      if (kind == "regret") all.regrets.push_back(line);
-      if (kind == "flips") all.flips.push_back(line);
+      const auto add = [&](std::vector<Json>& lines) {
+        std::erase_if(lines, [&](const Json& one) { return one["spec"] == line["spec"]; });
+        lines.push_back(line);
+      };
+      if (kind == "regret") add(all.regrets);
+      if (kind == "flips") add(all.flips);
     }
   }
   std::vector<Json> rows;
@@ -462,9 +501,10 @@ int Main(int argc, char** argv) {
     return status.ok() ? 0 : Fail(status);
   }
   if (arguments.empty() || arguments[0] != "measure" || !has("--raw")) {
-    std::fprintf(stderr,
-                 "tuner_bench measure [--first-call] [--flips N] [--regret A B] [--shapes FILE] "
-                 "--raw OUT\ntuner_bench results [--commit HASH] --results FILE RAW...\n");
+    std::fprintf(
+        stderr,
+        "tuner_bench measure [--first-call] [--flips N] [--regret A B] [--shapes FILE] "
+        "[--family NAME] --raw OUT\ntuner_bench results [--commit HASH] --results FILE RAW...\n");
     return 2;
   }
   Raw raw(value_of("--raw", 1, ""));
@@ -485,7 +525,8 @@ int Main(int argc, char** argv) {
   absl::Status status;
   if (has("--regret")) {
     status = MeasureRegret(*specs, std::stoul(value_of("--regret", 1, "0")),
-                           std::stoul(value_of("--regret", 2, "1000")), raw);
+                           std::stoul(value_of("--regret", 2, "1000")), value_of("--family", 1, ""),
+                           raw);
   }
   if (status.ok() && has("--flips")) {
     status = MeasureFlips(*specs, std::stoi(value_of("--flips", 1, "20")), raw);

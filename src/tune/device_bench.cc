@@ -219,6 +219,12 @@ absl::StatusOr<std::unique_ptr<DeviceBench>> DeviceBench::Create(
   TILEWRIGHT_ASSIGN_OR_RETURN(const device::ScopedContext scope,
                               device::ScopedContext::Push(api, where.context));
   bench->held_ = std::make_unique<Holdings>();
+  auto monitor = device::DeviceMonitor::Open(where.device->uuid);
+  if (monitor.ok()) {
+    bench->monitor_ = *std::move(monitor);
+  } else {
+    bench->why_no_monitor_ = std::string(monitor.status().message());
+  }
   TILEWRIGHT_RETURN_IF_ERROR(bench->Open(first, reference));
   return bench;
 }
@@ -370,6 +376,25 @@ absl::StatusOr<std::vector<double>> DeviceBench::Round(absl::Span<const Trial* c
     times.push_back(ms);
   }
   return times;
+}
+
+Conditions DeviceBench::Observe() {
+  Conditions conditions;
+  if (monitor_ == nullptr) {
+    conditions.why_unknown = why_no_monitor_;
+    return conditions;
+  }
+  const absl::StatusOr<device::DeviceConditions> now = monitor_->Read();
+  if (!now.ok()) {
+    conditions.why_unknown = std::string(now.status().message());
+    return conditions;
+  }
+  return {.known = true,
+          .why_unknown = {},
+          .sm_clock_mhz = now->sm_clock_mhz,
+          .temperature_c = now->temperature_c,
+          .throttled = now->throttled,
+          .limits = now->limits};
 }
 
 void DeviceBench::Pause() {

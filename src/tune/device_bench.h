@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "device/device.h"
 #include "device/memory.h"
+#include "device/monitor.h"
 #include "tilewright/attention.h"
 #include "tune/scratch.h"
 #include "tune/workshop.h"
@@ -49,6 +50,7 @@ class DeviceBench : public TestBench {
 
   absl::Status Check(const Trial& trial) override;
   absl::StatusOr<std::vector<double>> Round(absl::Span<const Trial* const> trials) override;
+  Conditions Observe() override;
   void Pause() override;
   std::string reference() const override { return reference_name_; }
   std::string timed_spec() const override { return timed_spec_; }
@@ -86,6 +88,8 @@ class DeviceBench : public TestBench {
   std::string reference_name_;
   std::string timed_spec_;
   std::unique_ptr<Holdings> held_;
+  std::unique_ptr<device::DeviceMonitor> monitor_;  // null: there is none
+  std::string why_no_monitor_;
   std::vector<ScratchOutput> reference_outputs_;
   uint8_t flush_byte_ = 0;
 };

@@ -184,6 +184,12 @@ std::string TuningRecord::ToJson() const {
                      {"band", band},
                      {"rounds", rounds},
                      {"disturbed", disturbed},
+                     {"clocks",
+                      {{"why_unknown", clocks.why_unknown},
+                       {"least_sm_mhz", clocks.least_sm_mhz},
+                       {"most_sm_mhz", clocks.most_sm_mhz},
+                       {"most_celsius", clocks.most_celsius},
+                       {"limits", clocks.limits}}},
                      {"budget_cut", budget_cut},
                      {"note", note},
                      {"date", date},
@@ -237,6 +243,15 @@ absl::StatusOr<TuningRecord> ParseRecord(std::string_view text) {
   reader.Read("band", &record.band);
   reader.Read("rounds", &record.rounds);
   reader.Read("disturbed", &record.disturbed);
+  if (const Json* clocks = reader.Object("clocks")) {
+    Reader fields(*clocks);
+    fields.Read("why_unknown", &record.clocks.why_unknown);
+    fields.Read("least_sm_mhz", &record.clocks.least_sm_mhz);
+    fields.Read("most_sm_mhz", &record.clocks.most_sm_mhz);
+    fields.Read("most_celsius", &record.clocks.most_celsius);
+    fields.Read("limits", &record.clocks.limits);
+    TILEWRIGHT_RETURN_IF_ERROR(fields.status());
+  }
   reader.Read("budget_cut", &record.budget_cut);
   reader.Read("note", &record.note);
   reader.Read("date", &record.date);

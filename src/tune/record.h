@@ -61,6 +61,15 @@ struct CandidateResult {
   double compile_ms = 0;  // 0: it came from the store
 };
 
+// What the device's clocks did over all rounds, by NVML.
+struct ClockSummary {
+  std::string why_unknown = {};  // empty: the rest is known
+  int least_sm_mhz = 0;
+  int most_sm_mhz = 0;
+  int most_celsius = 0;
+  std::string limits = {};  // each that held the clocks down in some round
+};
+
 struct TuningRecord {
   Bucket bucket;
   std::string spec;   // that asked for it, in words
@@ -77,9 +86,10 @@ struct TuningRecord {
   std::string default_plan;
   double winner_ms = 0;
   double default_ms = 0;
-  double band = 0;          // noise band of the decision
-  int rounds = 0;           // timed
-  int disturbed = 0;        // rounds discarded: clocks fell, or another program ran
+  double band = 0;    // noise band of the decision
+  int rounds = 0;     // timed
+  int disturbed = 0;  // rounds discarded: clocks fell, or another program ran
+  ClockSummary clocks;
   bool budget_cut = false;  // candidates stayed untried
   std::string note;         // why the default stayed, clocks, ...
   std::string date;         // "2026-11-29 20:15:00", UTC

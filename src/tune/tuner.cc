@@ -7,8 +7,10 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "spec/canonical.h"
 #include "tune/choose.h"
@@ -102,6 +104,7 @@ class Tuner::Session {
   absl::Status Measure();
   // Times the candidates of `running` once more; false when the round was discarded.
   absl::StatusOr<bool> TimeRound(const std::vector<bool>& running, Rounds& rounds);
+  void Note(const Conditions& conditions);
   absl::StatusOr<bool> ConfirmBeatsDefault(size_t index, double* relative, double* band);
   void Report(Progress::Stage stage);
   void Save() {
@@ -322,11 +325,14 @@ absl::StatusOr<bool> Tuner::Session::TimeRound(const std::vector<bool>& running,
   std::vector<const Trial*> trials;
   for (const size_t index : order) trials.push_back(candidates_[index].trial.get());
   TILEWRIGHT_ASSIGN_OR_RETURN(const std::vector<double> times, bench_->Round(trials));
+  const Conditions conditions = bench_->Observe();
+  Note(conditions);
   double default_ms = 0;
   for (size_t n = 0; n < order.size(); ++n) {
     if (order[n] == 0) default_ms = times[n];
   }
-  if (record_.disturbed < kMostDisturbed && IsDisturbed(rounds[0], default_ms)) {
+  if (record_.disturbed < kMostDisturbed &&
+      (conditions.throttled || IsDisturbed(rounds[0], default_ms))) {
     ++record_.disturbed;
     bench_->Pause();
     return false;
@@ -336,6 +342,23 @@ absl::StatusOr<bool> Tuner::Session::TimeRound(const std::vector<bool>& running,
   }
   for (size_t n = 0; n < order.size(); ++n) rounds[order[n]].back() = times[n];
   return true;
+}
+
+void Tuner::Session::Note(const Conditions& conditions) {
+  ClockSummary& clocks = record_.clocks;
+  if (!conditions.known) {
+    clocks.why_unknown = conditions.why_unknown;
+    return;
+  }
+  const bool first = clocks.most_sm_mhz == 0;
+  clocks.least_sm_mhz =
+      first ? conditions.sm_clock_mhz : std::min(clocks.least_sm_mhz, conditions.sm_clock_mhz);
+  clocks.most_sm_mhz = std::max(clocks.most_sm_mhz, conditions.sm_clock_mhz);
+  clocks.most_celsius = std::max(clocks.most_celsius, conditions.temperature_c);
+  for (const absl::string_view limit : absl::StrSplit(conditions.limits, ' ', absl::SkipEmpty())) {
+    if (absl::StrContains(clocks.limits, limit)) continue;
+    absl::StrAppend(&clocks.limits, clocks.limits.empty() ? "" : " ", limit);
+  }
 }
 
 absl::StatusOr<bool> Tuner::Session::ConfirmBeatsDefault(size_t index, double* relative,

@@ -84,9 +84,9 @@ class Tuner {
 
   // The finished record, whose winner is one of the candidates. An error when the default cannot be
   // built, or when nothing could be measured (no memory for the problem; no time, which is
-  // DeadlineExceeded): the caller goes on with the default. Aborted: a candidate took the device's context down, and nothing more runs
-  // in it; what was saved last names the candidate. `workshop` must stay until this Tuner is
-  // destroyed.
+  // DeadlineExceeded): the caller goes on with the default. Aborted: a candidate took the device's
+  // context down, and nothing more runs in it; what was saved last names the candidate. `workshop`
+  // must stay until this Tuner is destroyed.
   absl::StatusOr<TuningRecord> Tune(const TuneRequest& request,
                                     const std::shared_ptr<Workshop>& workshop,
                                     const OpenBench& open_bench);

@@ -33,6 +33,16 @@ class Trial {
   virtual absl::Status Launch(const AttentionArgs& args, device::StreamHandle stream) const = 0;
 };
 
+// What a device's clocks did.
+struct Conditions {
+  bool known = false;
+  std::string why_unknown;  // no NVML, ...
+  int sm_clock_mhz = 0;
+  int temperature_c = 0;
+  bool throttled = false;  // slower than it will be
+  std::string limits;      // what holds the clocks down, in words
+};
+
 class Workshop {
  public:
   virtual ~Workshop() = default;
@@ -51,6 +61,8 @@ class TestBench {
   virtual absl::Status Check(const Trial& trial) = 0;
   // Times each trial once, in this order, back to back: milliseconds.
   virtual absl::StatusOr<std::vector<double>> Round(absl::Span<const Trial* const> trials) = 0;
+  // Of the round just timed.
+  virtual Conditions Observe() = 0;
   // Waits for clocks to recover, or for another program to end.
   virtual void Pause() = 0;
   // Family that Check compares with, or what else.

@@ -135,6 +135,16 @@ class SimulatedBench : public TestBench {
     }
     return times;
   }
+  Conditions Observe() override {
+    Conditions conditions;
+    conditions.known = true;
+    conditions.sm_clock_mhz = 1980 - 10 * rounds;
+    if (rounds > heat_from && rounds <= heat_to) {
+      conditions.throttled = true;
+      conditions.limits = "sw_thermal";
+    }
+    return conditions;
+  }
   void Pause() override { ++pauses; }
   std::string reference() const override { return "simulated"; }
   std::string timed_spec() const override { return ""; }
@@ -143,6 +153,8 @@ class SimulatedBench : public TestBench {
   std::set<std::string> faulting;  // plans after which nothing runs any more
   std::function<void(const std::string& plan)> on_check;
   bool dead = false;
+  int heat_from = 0;  // rounds from .. to in which the device says that it throttles
+  int heat_to = 0;
   int rounds = 0;
   int pauses = 0;
 

@@ -103,6 +103,20 @@ TEST(TunerTest, DiscardsThrottledRoundsAndPauses) {
   EXPECT_NEAR(run.record->default_ms, 1.0, 0.02);
 }
 
+TEST(TunerTest, DiscardsRoundsOfWhichTheDeviceSaysThatItWasThrottled) {
+  const Tuned run = TuneSimulated({1.0, 0.8}, {.noise = 0.005}, 3,
+                                  [](TuneRequest&, SimulatedWorkshop&, SimulatedBench& bench) {
+                                    bench.heat_from = 5;
+                                    bench.heat_to = 8;
+                                  });
+  ASSERT_TRUE(run.record.ok()) << run.record.status();
+  EXPECT_EQ(run.pauses, 3);
+  EXPECT_EQ(run.record->rounds, 20);
+  EXPECT_EQ(run.record->clocks.limits, "sw_thermal");
+  EXPECT_EQ(run.record->clocks.why_unknown, "");
+  EXPECT_LT(run.record->clocks.least_sm_mhz, run.record->clocks.most_sm_mhz);
+}
+
 TEST(TunerTest, TiesAreDecidedInOrderAndNeverCostMoreThanTheBand) {
   // 1 and 2 are within 2 % of each other and far from the default: the first one is taken.
   for (uint64_t seed = 0; seed < 20; ++seed) {
