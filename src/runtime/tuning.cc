@@ -222,22 +222,25 @@ absl::StatusOr<Tuning::Measured> Tuning::MeasureWithin(const Job& job, const Tun
   if (allocator_.allocate) bench.scratch.allocator = &allocator_;
   const std::string reference_name =
       job.reference.has_value() ? std::string(plan::FamilyName(job.reference->family)) : "";
-  // Held while something is on the bench. Compiling needs no GPU, and goes on while others measure.
   std::optional<tune::GpuLock> turn;
   std::optional<tune::TuningRecord> there;
+  request.take_turn = [&]() -> absl::Status {
+    turn = tune::GpuLock::Acquire(device.uuid, patient ? tune::TimePoint::max() : deadline,
+                                  [this] { return tuner_.stopped(); });
+    if (!turn.has_value()) {
+      return absl::UnavailableError(
+          "another tuner is measuring on this GPU, and went on for the whole budget");
+    }
+    if (!options.force && (there = AlreadyThere(request)).has_value()) {
+      return absl::AlreadyExistsError("another process has measured it meanwhile");
+    }
+    return absl::OkStatus();
+  };
+  request.end_turn = [&] { turn.reset(); };
   absl::StatusOr<tune::TuningRecord> record = tuner_.Tune(
       request, job.workshop,
       [&](const tune::Trial& first,
           const tune::Trial* reference) -> absl::StatusOr<std::unique_ptr<tune::TestBench>> {
-        turn = tune::GpuLock::Acquire(device.uuid, patient ? tune::TimePoint::max() : deadline,
-                                      [this] { return tuner_.stopped(); });
-        if (!turn.has_value()) {
-          return absl::UnavailableError(
-              "another tuner is measuring on this GPU, and went on for the whole budget");
-        }
-        if (!options.force && (there = AlreadyThere(request)).has_value()) {
-          return absl::AlreadyExistsError("another process has measured it meanwhile");
-        }
         return tune::DeviceBench::Create(api_(), job.where, job.spec, first, reference,
                                          reference != nullptr ? reference_name : "the default",
                                          bench);

@@ -88,6 +88,21 @@ class Tuner::Session {
   absl::StatusOr<TuningRecord> Run(const OpenBench& open_bench);
 
  private:
+  // On the device, until destroyed.
+  class Turn {
+   public:
+    explicit Turn(const TuneRequest& request) : request_(request) {}
+    ~Turn() {
+      if (request_.end_turn) request_.end_turn();
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    const TuneRequest& request_;
+  };
+  absl::StatusOr<std::unique_ptr<Turn>> TakeTurn();
+
   bool TimeIsUp(TimePoint deadline) const { return tuner_.stop_ || tuner_.now_() >= deadline; }
   double ElapsedMs() const { return duration<double, std::milli>(tuner_.now_() - start_).count(); }
 
@@ -126,6 +141,13 @@ class Tuner::Session {
   std::string best_;
   double best_relative_ = 1;
 };
+
+absl::StatusOr<std::unique_ptr<Tuner::Session::Turn>> Tuner::Session::TakeTurn() {
+  const TimePoint asked = tuner_.now_();
+  if (request_.take_turn) TILEWRIGHT_RETURN_IF_ERROR(request_.take_turn());
+  if (request_.patient && deadline_ != TimePoint::max()) deadline_ += tuner_.now_() - asked;
+  return std::make_unique<Turn>(request_);
+}
 
 void Tuner::Session::ListCandidates() {
   for (const plan::KernelPlan& plan : request_.candidates) {
@@ -262,6 +284,7 @@ absl::Status Tuner::Session::Settle(size_t index, const absl::StatusOr<KernelFac
     // one, which leaves it alone.
     result.outcome = Outcome::kSuspect;
     result.reason = "the process ended while it was tried on the device";
+    TILEWRIGHT_ASSIGN_OR_RETURN(const std::unique_ptr<Turn> turn, TakeTurn());
     CopyResults();
     Save();
     const absl::Status right = bench_->Check(**trial);
@@ -483,9 +506,8 @@ absl::StatusOr<TuningRecord> Tuner::Session::Run(const OpenBench& open_bench) {
                                   trial.status().message());
     }
   }
-  const TimePoint asked = tuner_.now_();
+  TILEWRIGHT_ASSIGN_OR_RETURN(std::unique_ptr<Turn> turn, TakeTurn());
   TILEWRIGHT_ASSIGN_OR_RETURN(bench_, open_bench(*candidates_[0].trial, reference.get()));
-  if (request_.patient && deadline_ != TimePoint::max()) deadline_ += tuner_.now_() - asked;
   record_.checked_against = bench_->reference();
   record_.timed = bench_->timed_spec();
   const absl::Status right = bench_->Check(*candidates_[0].trial);
@@ -507,6 +529,7 @@ absl::StatusOr<TuningRecord> Tuner::Session::Run(const OpenBench& open_bench) {
   });
   round_ms_ =
       duration<double, std::milli>(tuner_.now_() - before).count() * static_cast<double>(open);
+  turn.reset();
   CopyResults();
   Save();
   TILEWRIGHT_RETURN_IF_ERROR(SettleAll());
@@ -519,6 +542,7 @@ absl::StatusOr<TuningRecord> Tuner::Session::Run(const OpenBench& open_bench) {
         absl::StrCat("no other candidate could be built: ", candidates_[1].result.reason);
     return record_.budget_cut ? absl::DeadlineExceededError(text) : absl::UnavailableError(text);
   }
+  TILEWRIGHT_ASSIGN_OR_RETURN(turn, TakeTurn());
   TILEWRIGHT_RETURN_IF_ERROR(Measure());
 
   std::vector<bool> eligible;

@@ -52,7 +52,11 @@ struct TuneRequest {
   std::string policy = "cold";
   int max_candidates = 0;  // 0: all
   TimePoint deadline = TimePoint::max();
-  // The budget does not run while OpenBench waits for its turn on the device.
+  // Asked before the device is used, and told afterwards; between two turns it is left to others,
+  // as while compiles are waited for. May wait until the deadline; an error ends the tuning.
+  std::function<absl::Status()> take_turn;
+  std::function<void()> end_turn;
+  // The budget does not run while a turn is waited for.
   bool patient = false;
   // What is already known: outcomes of candidates that were rejected, failed, wrong or suspect with
   // the same code are not found out again.
@@ -78,7 +82,7 @@ class Tuner {
   Tuner& operator=(const Tuner&) = delete;
 
   // Opens the bench for the default's trial and that of the reference (null: there is none), which
-  // are loaded by then. May wait for its turn: compiles go on meanwhile.
+  // are loaded by then.
   using OpenBench = std::function<absl::StatusOr<std::unique_ptr<TestBench>>(
       const Trial& first, const Trial* reference)>;
 

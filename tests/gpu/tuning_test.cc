@@ -3,6 +3,7 @@
 // at (bench/gpu_suite.py runs suites named ...AloneTest after all others).
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -91,6 +92,52 @@ TEST_F(TuningAloneTest, EveryCandidateOfARecordWasCheckedAndTheWinnerIsNotSlower
   }
 }
 
+// An element mask in attn_fwd_sm90 takes ptxas longer than the whole budget.
+TEST_F(TuningAloneTest, AFirstRunKeepsItsBudgetWhereTheDefaultDoesNotCompileWithinIt) {
+  auto problem = cli::MakeRandomProblem(
+      *ParseSpec("fwd fp16 b=8 h=4/4 s=49/49 d=32/32 bias=fp16:1,4,49,49 mask=bool:8,1,1,49"),
+      WithSeed(7));
+  ASSERT_TRUE(problem.ok()) << problem.status();
+  RuntimeOptions options = Tuned(TunePolicy::kFirstRun);
+  options.tune_budget_ms = 2500;
+  auto runtime = Runtime::Create(options);
+  ASSERT_TRUE(runtime.ok()) << runtime.status();
+  const auto start = steady_clock::now();
+  const auto attention = (*runtime)->Prepare(problem->spec(), stream());
+  const double ms = duration<double, std::milli>(steady_clock::now() - start).count();
+  ASSERT_TRUE(attention.ok()) << attention.status();
+  EXPECT_LT(ms, 2700) << attention->Explain();
+  EXPECT_TRUE((*runtime)->WaitForTuning(60'000));
+  EXPECT_EQ((*runtime)->counters().tunes, 1) << attention->Explain();
+  CheckProblem(**runtime, *problem, stream());
+}
+
+TEST_F(TuningAloneTest, MemoryComesFromTheApplicationsPoolAndGoesBackToIt) {
+  const device::DriverApi& api = gpu().api();
+  std::atomic<int> held = 0;
+  std::atomic<int> taken = 0;
+  RuntimeOptions options = Tuned(TunePolicy::kOff);
+  options.device_allocate = [&](size_t bytes) -> void* {
+    CUdeviceptr at = 0;
+    if (api.cuMemAlloc(&at, bytes) != CUDA_SUCCESS) return nullptr;
+    ++held;
+    ++taken;
+    return reinterpret_cast<void*>(at);
+  };
+  options.device_release = [&](void* memory) {
+    --held;
+    api.cuMemFree(reinterpret_cast<CUdeviceptr>(memory));
+  };
+  auto runtime = Runtime::Create(options);
+  ASSERT_TRUE(runtime.ok()) << runtime.status();
+  TuneOptions how;
+  how.max_candidates = 2;
+  const auto result = (*runtime)->Tune(*ParseSpec(kSpec), how);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_GE(taken, 3);
+  EXPECT_EQ(held, 0);
+}
+
 TEST_F(TuningAloneTest, FeaturesOfEveryKindAreMeasured) {
   auto runtime = Runtime::Create(Tuned(TunePolicy::kOff));
   ASSERT_TRUE(runtime.ok()) << runtime.status();
@@ -98,9 +145,13 @@ TEST_F(TuningAloneTest, FeaturesOfEveryKindAreMeasured) {
        {"fwd fp16 b=8 h=4/4 s=49/49 d=32/32 bias=fp16:1,4,49,49 mask=bool:8,1,1,49",
         "fwd bf16 b=4 h=8/2 s=300/300 d=64/64 layout=thd varlen causal",
         "fwd bf16 b=4 h=8/2 s=1/900 d=128/128 paged=16 varlen lse",
-        "fwd bf16 b=2 h=4/4 s=257/257 d=64/64 alibi softcap=30 sinks window=100,0"}) {
+        "fwd bf16 b=2 h=4/4 s=257/257 d=64/64 alibi softcap=30 sinks window=100,0",
+        "fwd bf16 b=4 h=32/8 s=1/4096 d=128/128 lse",
+        "fwd bf16 b=4 h=16/1 s=1/1024 d=576/512 paged=64 varlen",
+        "bwd bf16 b=2 h=8/2 s=300/300 d=64/64 causal",
+        "bwd fp16 b=3 h=4/4 s=200/200 d=80/80 layout=thd varlen alibi alibi_grad",
+        "bwd bf16 b=2 h=4/4 s=128/128 d=32/32 deterministic bias=bf16:1,4,128,128:grad"}) {
     TuneOptions options;
-    options.budget_ms = 6000;
     options.max_candidates = 4;
     const auto result = (*runtime)->Tune(*ParseSpec(text), options);
     ASSERT_TRUE(result.ok()) << text << ": " << result.status();

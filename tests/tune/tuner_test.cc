@@ -375,6 +375,7 @@ TEST(TunerTest, EndsWhenACandidateTakesTheDeviceDownAndRemembersIt) {
 
 TEST(TunerTest, WaitingForItsTurnIsNotCountedWhereItIsPatient) {
   std::map<bool, int> rounds;
+  int turns = 0;
   for (const bool patient : {true, false}) {
     SimulatedClock clock;
     TuneRequest request = RequestOf(NumberedPlans(3));
@@ -382,15 +383,22 @@ TEST(TunerTest, WaitingForItsTurnIsNotCountedWhereItIsPatient) {
     request.patient = patient;
     Logger logger(LogLevel::kOff);
     Tuner tuner(2, &logger, [&] { return clock.Now(); });
+    request.take_turn = [&] {
+      clock.Advance(1000);
+      ++turns;
+      return absl::OkStatus();
+    };
+    request.end_turn = [&] { --turns; };
     const auto record =
         tuner.Tune(request, std::make_shared<SimulatedWorkshop>(), [&](const Trial&, const Trial*) {
-          clock.Advance(1000);
+          EXPECT_EQ(turns, 1);
           return absl::StatusOr<std::unique_ptr<TestBench>>(std::make_unique<SimulatedBench>(
               std::map<std::string, double>{
                   {PlanText(0), 1.0}, {PlanText(1), 0.5}, {PlanText(2), 0.9}},
               Weather(), 1, &clock));
         });
     rounds[patient] = record.ok() ? record->rounds : 0;
+    EXPECT_EQ(turns, 0);
   }
   EXPECT_EQ(rounds[true], 20);
   EXPECT_LE(rounds[false], 3);
