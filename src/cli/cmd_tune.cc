@@ -1,8 +1,12 @@
 // tilewright tune: measures the candidates of specs on this GPU and keeps what it finds.
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
+#include <mutex>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -28,6 +32,7 @@ struct TuneCommandOptions {
   std::string records_dir;
   int budget_ms = 10'000;
   int candidates = 0;
+  int jobs = 2;
   bool force = false;
   bool hot = false;
   std::vector<int64_t> lengths_q;
@@ -41,23 +46,33 @@ struct Tuned {
   std::optional<tune::TuningRecord> record;
 };
 
-// One line that is written over until the spec is done.
+// One line that is written over until the spec is done: of several, the first in order.
 class ProgressBar {
  public:
-  ProgressBar(std::ostream& out, bool shown, size_t number, size_t of)
-      : out_(out), shown_(shown), number_(number), of_(of) {}
-  ~ProgressBar() {
-    if (shown_) out_ << "\r\x1b[K" << std::flush;
+  ProgressBar(std::ostream& out, bool shown, size_t specs)
+      : out_(out), shown_(shown), done_(specs, false) {}
+  void Show(size_t number, const TuneProgress& progress) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!shown_ || First() != number) return;
+    out_ << "\r\x1b[K" << ProgressLine(progress, number + 1, done_.size()) << std::flush;
   }
-  void Show(const TuneProgress& progress) {
-    if (shown_) out_ << "\r\x1b[K" << ProgressLine(progress, number_, of_) << std::flush;
+  // Ends the line of the spec, and calls `print` where no other is in its way.
+  void Done(size_t number, const std::function<void()>& print) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (shown_) out_ << "\r\x1b[K" << std::flush;
+    done_[number] = true;
+    print();
   }
 
  private:
+  size_t First() const {
+    return static_cast<size_t>(std::find(done_.begin(), done_.end(), false) - done_.begin());
+  }
+
   std::ostream& out_;
   const bool shown_;
-  const size_t number_;
-  const size_t of_;
+  std::mutex mutex_;
+  std::vector<bool> done_;
 };
 
 std::string RecordLine(const Tuned& tuned) {
@@ -103,18 +118,15 @@ absl::Status WriteReport(const std::string& path, const std::vector<Tuned>& all,
   return absl::OkStatus();
 }
 
-// One file a record, as in a store and in cache/tuned/.
-absl::Status WriteRecords(const std::string& directory, const std::vector<Tuned>& all) {
+// A file as in a store and in cache/tuned/.
+absl::Status WriteRecord(const std::string& directory, const tune::TuningRecord& record) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
-  for (const Tuned& tuned : all) {
-    if (!tuned.record.has_value()) continue;
-    const std::string path = absl::StrCat(directory, "/", tuned.record->Key().ToHex(), ".twt");
-    std::ofstream file(path, std::ios::binary);
-    file << cache::SealRecord(tuned.record->ToJson());
-    file.close();
-    if (!file) return absl::UnavailableError(absl::StrCat(path, ": cannot be written"));
-  }
+  const std::string path = absl::StrCat(directory, "/", record.Key().ToHex(), ".twt");
+  std::ofstream file(path, std::ios::binary);
+  file << cache::SealRecord(record.ToJson());
+  file.close();
+  if (!file) return absl::UnavailableError(absl::StrCat(path, ": cannot be written"));
   return absl::OkStatus();
 }
 
@@ -147,13 +159,64 @@ int ReportFrom(const TuneCommandOptions& options, const Console& console) {
   const absl::StatusOr<arch::BoardProfile> board = arch::DefaultBoardProfile(target);
   if (!board.ok()) return console.Fail(kCommand, board.status());
   absl::Status written;
-  if (!options.records_dir.empty()) written = WriteRecords(options.records_dir, all);
+  for (const Tuned& one : all) {
+    if (!options.records_dir.empty()) written.Update(WriteRecord(options.records_dir, *one.record));
+  }
   if (written.ok() && !options.report.empty()) {
     written = WriteReport(options.report, all, *traits, *board);
   }
   if (!written.ok()) return console.Fail(kCommand, written);
   console.out << all.size() << " records\n";
   return kExitFine;
+}
+
+// Some specs at a time: one is compiled while another is measured.
+void TuneAll(const TuneCommandOptions& options, const std::vector<AttentionSpec>& specs,
+             Runtime& runtime, const Console& console, std::vector<Tuned>& all) {
+  ProgressBar bar(console.err,
+                  !console.json && Progress::ModeFor(console.err) == Progress::Mode::kBar,
+                  specs.size());
+  const auto tune = [&](size_t n) {
+    Tuned& tuned = all[n];
+    tuned.spec = spec::ToText(specs[n]);
+    TuneOptions how;
+    how.budget_ms = options.budget_ms;
+    how.max_candidates = options.candidates;
+    how.force = options.force;
+    how.hot = options.hot;
+    how.lengths_q = options.lengths_q;
+    how.lengths_kv = options.lengths_kv;
+    how.progress = [&](const TuneProgress& progress) { bar.Show(n, progress); };
+    absl::StatusOr<TuneResult> result = runtime.Tune(specs[n], how);
+    tuned.status = result.status();
+    if (result.ok()) {
+      tuned.result = *std::move(result);
+      const absl::StatusOr<tune::TuningRecord> record = tune::ParseRecord(tuned.result.record);
+      if (record.ok()) tuned.record = *record;
+      // At once: who ends this program early keeps what there is.
+      if (record.ok() && !options.records_dir.empty()) {
+        tuned.status = WriteRecord(options.records_dir, *record);
+      }
+    }
+    bar.Done(n, [&] {
+      if (console.json) return;
+      if (tuned.status.ok()) {
+        console.out << RecordLine(tuned) << std::flush;
+      } else {
+        console.err << "tilewright tune: " << tuned.status.message() << "\n";
+      }
+    });
+  };
+  std::atomic<size_t> next = 0;
+  const auto work = [&] {
+    for (size_t n = next++; n < specs.size(); n = next++) tune(n);
+  };
+  std::vector<std::thread> helpers;
+  for (size_t n = 1; n < std::min(specs.size(), static_cast<size_t>(options.jobs)); ++n) {
+    helpers.emplace_back(work);
+  }
+  work();
+  for (std::thread& helper : helpers) helper.join();
 }
 
 int Tune(const TuneCommandOptions& options, const Console& console) {
@@ -167,47 +230,13 @@ int Tune(const TuneCommandOptions& options, const Console& console) {
   if (!session.ok()) return console.Fail(kCommand, session.status());
 
   std::vector<Tuned> all(specs.size());
-  int failed = 0;
-  for (size_t n = 0; n < specs.size(); ++n) {
-    Tuned& tuned = all[n];
-    tuned.spec = spec::ToText(specs[n]);
-    TuneOptions how;
-    how.budget_ms = options.budget_ms;
-    how.max_candidates = options.candidates;
-    how.force = options.force;
-    how.hot = options.hot;
-    how.lengths_q = options.lengths_q;
-    how.lengths_kv = options.lengths_kv;
-    absl::StatusOr<TuneResult> result = absl::UnknownError("");
-    {
-      ProgressBar bar(console.err,
-                      !console.json && Progress::ModeFor(console.err) == Progress::Mode::kBar,
-                      n + 1, specs.size());
-      how.progress = [&](const TuneProgress& progress) { bar.Show(progress); };
-      result = (*session)->runtime().Tune(specs[n], how);
-    }
-    tuned.status = result.status();
-    if (result.ok()) {
-      tuned.result = *std::move(result);
-      const absl::StatusOr<tune::TuningRecord> record = tune::ParseRecord(tuned.result.record);
-      if (record.ok()) tuned.record = *record;
-      if (!console.json) console.out << RecordLine(tuned) << std::flush;
-    } else {
-      ++failed;
-      if (!console.json) {
-        console.err << "tilewright tune: " << result.status().message() << "\n";
-      }
-    }
-  }
+  TuneAll(options, specs, (*session)->runtime(), console, all);
+  const auto failed =
+      std::count_if(all.begin(), all.end(), [](const Tuned& tuned) { return !tuned.status.ok(); });
   if (!options.report.empty()) {
     const device::DeviceInfo& device = (*session)->device();
     if (const absl::Status written = WriteReport(options.report, all, device.traits, device.board);
         !written.ok()) {
-      return console.Fail(kCommand, written);
-    }
-  }
-  if (!options.records_dir.empty()) {
-    if (const absl::Status written = WriteRecords(options.records_dir, all); !written.ok()) {
       return console.Fail(kCommand, written);
     }
   }
@@ -235,6 +264,10 @@ void AddTuneCommand(CLI::App& app, Chosen& chosen) {
       ->capture_default_str();
   command->add_option("--candidates", options->candidates, "Candidates a spec; 0: all")
       ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command
+      ->add_option("--jobs", options->jobs, "Specs at a time: some compile while one is measured")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command->add_option("--lengths-q", options->lengths_q, "Query lengths of a varlen spec")
       ->delimiter(',');
