@@ -243,7 +243,9 @@ absl::StatusOr<TuningRecord> ParseRecord(std::string_view text) {
   reader.Read("band", &record.band);
   reader.Read("rounds", &record.rounds);
   reader.Read("disturbed", &record.disturbed);
-  if (const Json* clocks = reader.Object("clocks")) {
+  // Records of before clocks were looked at have none.
+  record.clocks.why_unknown = "not recorded";
+  if (const auto clocks = json.find("clocks"); clocks != json.end() && clocks->is_object()) {
     Reader fields(*clocks);
     fields.Read("why_unknown", &record.clocks.why_unknown);
     fields.Read("least_sm_mhz", &record.clocks.least_sm_mhz);

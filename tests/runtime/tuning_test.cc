@@ -275,6 +275,30 @@ TEST_F(TuningTest, WhatWasPostponedIsMadeUpForInTheBackground) {
   EXPECT_EQ(runtime->counters().tuned_swaps, 1);
 }
 
+TEST_F(TuningTest, TwoThatTuneOnOneGpuTakeTurns) {
+  // As two processes: each with a store of its own.
+  std::atomic<int> on_device = 0;
+  std::atomic<int> most = 0;
+  const auto watch = [&](const device::FakeLaunch&) {
+    most = std::max(most.load(), ++on_device);
+    std::this_thread::sleep_for(std::chrono::microseconds(300));
+    --on_device;
+  };
+  driver_.set_on_launch(watch);
+  const CUcontext context = driver_.context_stack().back();
+  std::thread first([&] {
+    driver_.api().cuCtxSetCurrent(context);
+    EXPECT_TRUE(Make(Options(TunePolicy::kFirstRun))->Prepare(spec_).ok());
+  });
+  RuntimeOptions options = Options(TunePolicy::kFirstRun);
+  options.cache_dir = directory_.path() + "/other";
+  const auto runtime = Make(options);
+  EXPECT_TRUE(runtime->Prepare(spec_).ok());
+  first.join();
+  EXPECT_EQ(runtime->counters().tunes, 1);
+  EXPECT_EQ(most, 1);
+}
+
 // A default that takes long to compile, and the plan that serves until it is there.
 class StarterTest : public TuningTest {
  protected:
