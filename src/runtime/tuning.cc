@@ -27,6 +27,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
+// Nobody waits for a measurement in the background; what was postponed was so for want of time.
+constexpr int kLeastBackgroundBudgetMs = 10'000;
 
 // Records made under other rules of planning are kept apart.
 std::string PolicyText(const RuntimeOptions& options, bool hot) {
@@ -309,7 +311,7 @@ void Tuning::WorkLater() {
       busy_ = true;
     }
     TuneOptions options;
-    options.budget_ms = options_.tune_budget_ms;
+    options.budget_ms = std::max(options_.tune_budget_ms, kLeastBackgroundBudgetMs);
     options.max_candidates = options_.tune_candidates;
     next.before();
     const absl::StatusOr<Measured> record = MeasureNow(next.job, options, Caller::kBackground);
