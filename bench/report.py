@@ -32,8 +32,8 @@ BAR, GAP, LABEL, WIDTH, VALUE = 14, 3, 92, 300, 62  # pixels
 
 
 def bars_of(row):
-    """[(name, value)]: Tilewright first, then the peers, the best first."""
-    peers = row.get("peers", {})
+    """[(name, value)]: Tilewright first, then the peers, the best first; without PEER@ROW, which computes another row."""
+    peers = {name: peer for name, peer in row.get("peers", {}).items() if "@" not in name}
     values = {name: peer.get("value", peer.get("ms")) for name, peer in peers.items()}
     lower_is_better = row["unit"] in ("ms", "us")
     ordered = sorted(values, key=values.get, reverse=not lower_is_better)
@@ -139,7 +139,7 @@ def page(all_results):
 
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-PICTURE_WIDTH, HEAD_HEIGHT, LEAST_ROW_HEIGHT = 1120, 240, 78  # pixels
+PICTURE_WIDTH, HEAD_HEIGHT, LEAST_ROW_HEIGHT, LINE_HEIGHT = 1120, 320, 78, 20  # pixels
 
 
 def find_browser():
@@ -162,8 +162,7 @@ def draw(page_path, picture_path, all_results):
         raise FileNotFoundError(f"no browser for --picture: none of {', '.join(BROWSERS)} is on the path")
     height = HEAD_HEIGHT * len(all_results)
     for row in (row for results in all_results for row in results["rows"]):
-        bars = len(row.get("peers", {})) + 1
-        height += max(LEAST_ROW_HEIGHT, bars * (BAR + GAP) + 20)
+        height += max(LEAST_ROW_HEIGHT, (len(row.get("peers", {})) + 1) * LINE_HEIGHT + 18)
     picture = pathlib.Path(picture_path).resolve()
     browse(browser, page_path, f"--window-size={PICTURE_WIDTH},{height}", f"--screenshot={picture}")
 

@@ -16,6 +16,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "src/python"))
 
+# torch.compile in this process: its pool of workers takes a minute to start and to end on a busy machine.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 try:
     import torch
     import torch.nn.functional as functional
