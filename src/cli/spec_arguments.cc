@@ -134,9 +134,9 @@ absl::StatusOr<AttentionSpec> ReadSpec(const std::string& text, const SnippetInp
   TILEWRIGHT_ASSIGN_OR_RETURN(AttentionSpec spec, spec::ParseSpec(text, ReadTextFile));
   for (const auto& [name, array] : inputs.arrays) {
     TILEWRIGHT_ASSIGN_OR_RETURN(const ElementType type, ToElementType(array.type));
-    const auto declared =
-        std::find_if(spec.snippet_arrays.begin(), spec.snippet_arrays.end(),
-                     [&](const SnippetArray& candidate) { return candidate.name == name; });
+    const auto declared = std::find_if(
+        spec.snippet_arrays.begin(), spec.snippet_arrays.end(),
+        [&name = name](const SnippetArray& candidate) { return candidate.name == name; });
     if (declared == spec.snippet_arrays.end()) {
       spec.snippet_arrays.push_back({name, type});
     } else if (declared->type != type) {
@@ -146,9 +146,9 @@ absl::StatusOr<AttentionSpec> ReadSpec(const std::string& text, const SnippetInp
     }
   }
   for (const auto& [name, scalar] : inputs.scalars) {
-    const bool declared =
-        std::any_of(spec.snippet_scalars.begin(), spec.snippet_scalars.end(),
-                    [&](const SnippetScalar& candidate) { return candidate.name == name; });
+    const bool declared = std::any_of(
+        spec.snippet_scalars.begin(), spec.snippet_scalars.end(),
+        [&name = name](const SnippetScalar& candidate) { return candidate.name == name; });
     if (!declared) spec.snippet_scalars.push_back({name, scalar.first});
   }
   TILEWRIGHT_RETURN_IF_ERROR(spec::Validate(spec));
