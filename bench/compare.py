@@ -43,6 +43,10 @@ import sys
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "src/python"))
+
+from tilewright import _c  # noqa: E402
+
 PEERS = ("cudnn", "flash", "efficient", "flex")
 PACKAGES = {
     "fa2": "flash_attn",
@@ -186,121 +190,39 @@ def alibi_slopes(heads):
 
 # ---- the C interface -----------------------------------------------------------------------------
 
-
-class TwStrides(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_int64) for n in ("batch", "seq", "head", "dim")]
-
-
-class TwTensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("strides", TwStrides)]
-
-
-class TwBiasTensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p)] + [
-        (n, ctypes.c_int64) for n in ("stride_batch", "stride_head", "stride_q", "stride_kv")
-    ]
-
-
-class TwSnippetValue(ctypes.Union):
-    _fields_ = [("f", ctypes.c_float), ("i", ctypes.c_int64)]
-
-
-class TwArgs(ctypes.Structure):
-    """tw_args of tilewright_c.h; a test compares the two."""
-
-    _fields_ = [
-        ("size", ctypes.c_size_t),
-        ("batch", ctypes.c_int64),
-        ("seqlen_q", ctypes.c_int64),
-        ("seqlen_kv", ctypes.c_int64),
-        ("q", TwTensor),
-        ("k", TwTensor),
-        ("v", TwTensor),
-        ("o", TwTensor),
-        ("lse", ctypes.c_void_p),
-        ("lse_stride_batch", ctypes.c_int64),
-        ("lse_stride_head", ctypes.c_int64),
-        ("cu_seqlens_q", ctypes.c_void_p),
-        ("cu_seqlens_kv", ctypes.c_void_p),
-        ("seqused_kv", ctypes.c_void_p),
-        ("total_q", ctypes.c_int64),
-        ("total_kv", ctypes.c_int64),
-        ("page_table", ctypes.c_void_p),
-        ("page_table_stride", ctypes.c_int64),
-        ("alibi_slopes", ctypes.c_void_p),
-        ("alibi_stride_batch", ctypes.c_int64),
-        ("bias", TwBiasTensor * 4),
-        ("sinks", ctypes.c_void_p),
-        ("block_mask", ctypes.c_void_p),
-        ("block_mask_strides", ctypes.c_int64 * 3),
-        ("q_scale", ctypes.c_void_p),
-        ("k_scale", ctypes.c_void_p),
-        ("v_scale", ctypes.c_void_p),
-        ("k_scale_strides", ctypes.c_int64 * 3),
-        ("v_scale_strides", ctypes.c_int64 * 3),
-        ("dropout_seed", ctypes.c_uint64),
-        ("dropout_offset", ctypes.c_uint64),
-        ("dropout_seed_ptr", ctypes.c_void_p),
-        ("dropout_offset_ptr", ctypes.c_void_p),
-        ("snippet_arrays", ctypes.c_void_p * 8),
-        ("snippet_scalars", TwSnippetValue * 8),
-        ("workspace", ctypes.c_void_p),
-    ]
-
-
-class TilewrightError(RuntimeError):
-    pass
+TilewrightError = _c.TilewrightError
 
 
 class Library:
-    """libtilewright.so with one runtime."""
+    """libtilewright.so with one runtime; `c` has its functions, which raise TilewrightError."""
 
     def __init__(self, path):
-        lib = self.lib = ctypes.CDLL(str(path))
-        lib.tw_last_error.restype = ctypes.c_char_p
-        lib.tw_spec_text.restype = ctypes.c_char_p
-        lib.tw_explain.restype = ctypes.c_char_p
-        pointer = ctypes.c_void_p
-        lib.tw_spec_text.argtypes = lib.tw_explain.argtypes = [pointer]
-        lib.tw_runtime_create.argtypes = [pointer, ctypes.POINTER(pointer)]
-        lib.tw_runtime_destroy.argtypes = lib.tw_attention_destroy.argtypes = [pointer]
-        lib.tw_runtime_destroy.restype = lib.tw_attention_destroy.restype = None
-        lib.tw_prepare_text.argtypes = [pointer, ctypes.c_char_p, pointer, ctypes.POINTER(pointer)]
-        lib.tw_args_init.argtypes = [ctypes.POINTER(TwArgs), ctypes.c_size_t]
-        lib.tw_workspace_bytes.argtypes = [
-            pointer,
-            ctypes.POINTER(TwArgs),
-            ctypes.POINTER(ctypes.c_size_t),
-        ]
-        lib.tw_run.argtypes = [pointer, pointer, ctypes.POINTER(TwArgs), pointer]
+        self.c = _c.Library(path)
         # What a first call measures is no part of the comparison; a plan that was tuned before is
         # compared by saying so in the environment.
         os.environ.setdefault("TILEWRIGHT_TUNE_POLICY", "off")
-        self.runtime = pointer()
-        self.check(lib.tw_runtime_create(None, ctypes.byref(self.runtime)))
+        self.runtime = self.new_runtime()
 
-    def check(self, status):
-        if status != 0:
-            raise TilewrightError(self.lib.tw_last_error().decode())
+    def new_runtime(self):
+        """With the options of the environment."""
+        runtime = ctypes.c_void_p()
+        self.c.runtime_create(None, ctypes.byref(runtime))
+        return runtime
 
     def prepare(self, text):
         attention = ctypes.c_void_p()
-        self.check(
-            self.lib.tw_prepare_text(self.runtime, text.encode(), None, ctypes.byref(attention))
-        )
+        self.c.prepare_text(self.runtime, text.encode(), None, ctypes.byref(attention))
         return attention
 
     def explain(self, attention):
-        return self.lib.tw_explain(attention).decode()
+        return self.c.explain(attention).decode()
 
     def new_args(self):
-        args = TwArgs()
-        self.check(self.lib.tw_args_init(ctypes.byref(args), ctypes.sizeof(args)))
-        return args
+        return self.c.new(_c.Args, self.c.args_init)
 
     def workspace_bytes(self, attention, args):
         size = ctypes.c_size_t()
-        self.check(self.lib.tw_workspace_bytes(attention, ctypes.byref(args), ctypes.byref(size)))
+        self.c.workspace_bytes(attention, ctypes.byref(args), ctypes.byref(size))
         return size.value
 
 
@@ -485,7 +407,7 @@ class Tilewright:
         for name, tensor in (("q", inputs.q), ("k", inputs.k), ("v", inputs.v), ("o", self.out)):
             field = getattr(args, name)
             field.data = tensor.data_ptr()
-            field.strides = TwStrides(*tensor.stride())
+            field.strides = _c.Strides(*tensor.stride())
         if spec.lse:
             self.lse = torch.empty(
                 spec.batch, spec.heads_q, spec.seqlen_q, dtype=torch.float32, device="cuda"
@@ -495,7 +417,7 @@ class Tilewright:
         if spec.alibi:
             args.alibi_slopes = inputs.slopes.data_ptr()
         for n, tensor in enumerate(inputs.terms):
-            args.bias[n] = TwBiasTensor(tensor.data_ptr(), *tensor.stride())
+            args.bias[n] = _c.BiasTensor(tensor.data_ptr(), *tensor.stride())
         scratch = library.workspace_bytes(self.attention, args)
         if scratch:
             self.workspace = torch.empty(scratch, dtype=torch.uint8, device="cuda")
@@ -504,16 +426,14 @@ class Tilewright:
         self.stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
 
     def __call__(self):
-        status = self.library.lib.tw_run(*self.arguments, self.stream)
-        if status != 0:
-            self.library.check(status)
+        self.library.c.run(*self.arguments, self.stream)
         return self.out
 
     def plan(self):
         return self.library.explain(self.attention)
 
     def close(self):
-        self.library.lib.tw_attention_destroy(self.attention)
+        self.library.c.attention_destroy(self.attention)
         self.attention = None
 
 

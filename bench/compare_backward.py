@@ -23,28 +23,10 @@ import pathlib
 import statistics
 
 import compare
+from compare import _c
 
 HERE = pathlib.Path(__file__).resolve().parent
 CHECKED_HEADS = 2
-
-
-class TwBiasGradient(ctypes.Structure):
-    _fields_ = compare.TwBiasTensor._fields_
-
-
-class TwBackwardArgs(ctypes.Structure):
-    """tw_args with what a backward adds."""
-
-    _fields_ = compare.TwArgs._fields_ + [
-        ("d_o", compare.TwTensor),
-        ("d_q", compare.TwTensor),
-        ("d_k", compare.TwTensor),
-        ("d_v", compare.TwTensor),
-        ("d_alibi_slopes", ctypes.c_void_p),
-        ("d_bias", TwBiasGradient * 4),
-        ("d_sinks", ctypes.c_void_p),
-        ("d_snippet_arrays", ctypes.c_void_p * 8),
-    ]
 
 
 def plain_text(text):
@@ -75,46 +57,31 @@ class Backward:
             "k": torch.full_like(inputs.k, math.nan),
             "v": torch.full_like(inputs.v, math.nan),
         }
-        args = self.args = TwBackwardArgs()
-        library.lib.tw_args_init.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-        library.lib.tw_workspace_bytes.argtypes[1] = ctypes.c_void_p
-        library.check(library.lib.tw_args_init(ctypes.byref(args), ctypes.sizeof(args)))
+        args = self.args = library.new_args()
         args.batch, args.seqlen_q, args.seqlen_kv = spec.batch, spec.seqlen_q, spec.seqlen_kv
         tensors = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "o": self.out, "d_o": d_o}
         tensors.update({f"d_{name}": tensor for name, tensor in self.gradients.items()})
         for name, tensor in tensors.items():
             field = getattr(args, name)
             field.data = tensor.data_ptr()
-            field.strides = compare.TwStrides(*tensor.stride())
+            field.strides = _c.Strides(*tensor.stride())
         args.lse = self.lse.data_ptr()
         args.lse_stride_batch, args.lse_stride_head, _ = self.lse.stride()
         self.d_bias = []
         for n, tensor in enumerate(inputs.terms):
-            args.bias[n] = compare.TwBiasTensor(tensor.data_ptr(), *tensor.stride())
+            args.bias[n] = _c.BiasTensor(tensor.data_ptr(), *tensor.stride())
             gradient = torch.full(tensor.shape, math.nan, dtype=torch.float32, device="cuda")
             self.d_bias.append(gradient)
-            args.d_bias[n] = TwBiasGradient(gradient.data_ptr(), *gradient.stride())
-        lib = library.lib
-        size = ctypes.c_size_t()
-        lib.tw_workspace_bytes.argtypes = [
-            ctypes.c_void_p,
-            ctypes.c_void_p,
-            ctypes.POINTER(ctypes.c_size_t),
-        ]
-        lib.tw_run.argtypes = [ctypes.c_void_p] * 4
-        library.check(
-            lib.tw_workspace_bytes(self.attention, ctypes.byref(args), ctypes.byref(size))
-        )
-        self.workspace = torch.empty(max(size.value, 1), dtype=torch.uint8, device="cuda")
+            args.d_bias[n] = _c.BiasGradient(gradient.data_ptr(), *gradient.stride())
+        scratch = max(library.workspace_bytes(self.attention, args), 1)
+        self.workspace = torch.empty(scratch, dtype=torch.uint8, device="cuda")
         args.workspace = self.workspace.data_ptr()
         self.stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
 
     def __call__(self):
-        status = self.library.lib.tw_run(
+        self.library.c.run(
             self.library.runtime, self.attention, ctypes.byref(self.args), self.stream
         )
-        if status != 0:
-            self.library.check(status)
 
     def plan(self):
         return self.library.explain(self.attention)
@@ -276,8 +243,7 @@ class FamilyLibrary(compare.Library):
         self.family = family
         forced = os.environ.get("TILEWRIGHT_FAMILY")
         os.environ["TILEWRIGHT_FAMILY"] = family
-        self.backward_runtime = ctypes.c_void_p()
-        self.check(self.lib.tw_runtime_create(None, ctypes.byref(self.backward_runtime)))
+        self.backward_runtime = self.new_runtime()
         if forced is None:
             del os.environ["TILEWRIGHT_FAMILY"]
 

@@ -178,7 +178,7 @@ class Problem:
         for name, tensor in (("q", self.q), ("k", self.k), ("v", self.v), ("o", self.out)):
             field = getattr(args, name)
             field.data = tensor.data_ptr()
-            field.strides = compare.TwStrides(*tensor.stride())
+            field.strides = compare._c.Strides(*tensor.stride())
         if r.page:
             args.page_table = self.table.data_ptr()
             args.page_table_stride = self.table.stride(0)
@@ -214,10 +214,9 @@ class Problem:
         import torch
 
         stream = compare.ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        status = self.library.lib.tw_run(
+        self.library.c.run(
             self.library.runtime, self.attention, compare.ctypes.byref(self.args), stream
         )
-        self.library.check(status)
 
     def sequence(self, stored, scales, b, head):
         """Rows of one head of one sequence in fp64, scaled."""

