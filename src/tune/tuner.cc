@@ -28,6 +28,8 @@ constexpr int kRounds = 20;         // and of what stays in the running
 constexpr int kConfirmRounds = 24;  // of the winner against the default
 constexpr int kMostDisturbed = 12;  // rounds to discard before taking them as they come
 constexpr milliseconds kPoll(20);   // of waiting for compiles
+// Of the budget, for giving back what was taken and for writing the record.
+constexpr milliseconds kClosing(40);
 // Share of the budget that stays for measuring whatever has been compiled by then, at least what
 // the candidates' own times ask for.
 constexpr double kMeasureShare = 0.125;
@@ -82,7 +84,9 @@ class Tuner::Session {
         workshop_(std::move(workshop)),
         queue_(std::make_shared<Queue>()),
         start_(tuner->now_()),
-        deadline_(request.deadline) {}
+        deadline_(request.deadline) {
+    if (deadline_ != TimePoint::max() && deadline_ - start_ > 10 * kClosing) deadline_ -= kClosing;
+  }
   ~Session() { queue_->abandoned = true; }
 
   absl::StatusOr<TuningRecord> Run(const OpenBench& open_bench);
@@ -116,6 +120,8 @@ class Tuner::Session {
   absl::Status Settle(size_t index, const absl::StatusOr<KernelFacts>& facts);
   absl::Status SettleAll();
   TimePoint MeasureFrom() const;
+  // When timing ends for the sake of a confirmation.
+  TimePoint ConfirmFrom() const;
   absl::Status Measure();
   // Times the candidates of `running` once more; false when the round was discarded.
   absl::StatusOr<bool> TimeRound(const std::vector<bool>& running, Rounds& rounds);
@@ -137,7 +143,8 @@ class Tuner::Session {
   std::unique_ptr<TestBench> bench_;
   TuningRecord record_;
   Rounds rounds_;
-  double round_ms_ = 0;  // a first guess of what one round of all candidates takes
+  double trial_ms_ = 0;  // a first guess of what the default takes in a round
+  double round_ms_ = 0;  // and all candidates
   std::string best_;
   double best_relative_ = 1;
 };
@@ -319,6 +326,12 @@ TimePoint Tuner::Session::MeasureFrom() const {
          std::chrono::duration_cast<TimePoint::duration>(duration<double, std::milli>(kept_ms));
 }
 
+TimePoint Tuner::Session::ConfirmFrom() const {
+  if (deadline_ == TimePoint::max()) return deadline_;
+  return deadline_ - std::chrono::duration_cast<TimePoint::duration>(
+                         duration<double, std::milli>(2 * kLeastRounds * trial_ms_));
+}
+
 absl::Status Tuner::Session::SettleAll() {
   for (size_t n = 1; n < candidates_.size(); ++n) {
     if (candidates_[n].settled) continue;
@@ -411,7 +424,7 @@ absl::Status Tuner::Session::Measure() {
   const int rounds = started > 1 ? kRounds : kLeastRounds;
   while (static_cast<int>(rounds_[0].size()) < rounds) {
     // MeasureFrom has left time for all of them unless the budget is tiny.
-    if (TimeIsUp(deadline_) && static_cast<int>(rounds_[0].size()) >= kFewestRounds) break;
+    if (TimeIsUp(ConfirmFrom()) && static_cast<int>(rounds_[0].size()) >= kFewestRounds) break;
     TILEWRIGHT_RETURN_IF_ERROR(TimeRound(running, rounds_).status());
     const std::vector<bool> still =
         StillInTheRunning(rounds_, running, candidates_[0].result.outcome != Outcome::kWrong);
@@ -527,8 +540,8 @@ absl::StatusOr<TuningRecord> Tuner::Session::Run(const OpenBench& open_bench) {
   const auto open = std::count_if(candidates_.begin(), candidates_.end(), [](const auto& one) {
     return !one.settled || one.trial != nullptr;
   });
-  round_ms_ =
-      duration<double, std::milli>(tuner_.now_() - before).count() * static_cast<double>(open);
+  trial_ms_ = duration<double, std::milli>(tuner_.now_() - before).count();
+  round_ms_ = trial_ms_ * static_cast<double>(open);
   turn.reset();
   CopyResults();
   Save();
