@@ -282,6 +282,7 @@ struct KeyTile {
   template <bool full>
   __device__ __forceinline__ void ScoreGradients(const Fragments<Config>& s, Fragments<Config>& dp,
                                                  const Points& points, int stage, i64 q_begin) {
+    [[maybe_unused]] const TermsAt terms = FindTerms(q_begin);
 #pragma unroll
     for (int n = 0; n < S::kRowTiles; ++n) {
 #pragma unroll
@@ -305,8 +306,8 @@ struct KeyTile {
             if constexpr (kPairwiseGradients) {
               const int key = warp_key + KeyOf(m, 2 * half);
               if (weight != 0) {
-                gradient = PairGradient(points[m][n][2 * half + c], gradient, q_begin + row,
-                                        kv_begin + key);
+                gradient =
+                    PairGradient(points[m][n][2 * half + c], gradient, q_begin, row, key, terms);
               }
             } else if constexpr (!Score::kIdentity) {
               gradient *= points[m][n][2 * half + c].by_dot;
@@ -324,18 +325,37 @@ struct KeyTile {
   static constexpr bool kPairwiseGradients =
       Config::kHasScoreGradient || kAddsToBiases || kAddsToSlopes;
 
-  __device__ __forceinline__ float PairGradient(const ScorePoint& point, float d_score, i64 i,
-                                                i64 j) {
+  // Where the gradients of the terms at the tile's first row and key go: found once a step.
+  struct TermsAt {
+    float* at[Config::kBiasGradients + 1];
+  };
+  __device__ __forceinline__ TermsAt FindTerms(i64 q_begin) const {
+    TermsAt terms = {};
+    if constexpr (kAddsToBiases) {
+#pragma unroll
+      for (int t = 0; t < Config::kBiasGradients; ++t) {
+        const abi::BiasGradientArgs& term = params.bias_gradients[t];
+        terms.at[t] =
+            term.data +
+            Remainder(Quotient(problem.b, term.batch_div), term.batch_mod) * term.stride_batch +
+            problem.h * term.stride_head + q_begin * term.stride_q + kv_begin * term.stride_kv;
+      }
+    }
+    return terms;
+  }
+
+  // `row`, `key`: of the tile.
+  __device__ __forceinline__ float PairGradient(const ScorePoint& point, float d_score, i64 q_begin,
+                                                int row, int key, const TermsAt& terms) {
+    const i64 i = q_begin + row, j = kv_begin + key;
     const ScoreGradient gradient =
         Score::Gradient(point, d_score, /*adds=*/true, problem, i, j, params);
     if constexpr (kAddsToBiases) {
 #pragma unroll
       for (int t = 0; t < Config::kBiasGradients; ++t) {
         const abi::BiasGradientArgs& term = params.bias_gradients[t];
-        ptx::red_global_add_f32(
-            term.data + problem.b / term.batch_div % term.batch_mod * term.stride_batch +
-                problem.h * term.stride_head + i * term.stride_q + j * term.stride_kv,
-            gradient.bias);
+        ptx::red_global_add_f32(terms.at[t] + row * term.stride_q + key * term.stride_kv,
+                                gradient.bias);
       }
     }
     if constexpr (kAddsToSlopes) {
@@ -474,7 +494,18 @@ struct KeyTile {
                               RightAddress<kAlong>(shared.d_o[stage], warp_row, 0));
     if constexpr (Config::kDeterministic) EndLastTurn();
     const i64 q_begin = step.m * Config::kBlockM;
-    if (IsFull(step.m)) {
+    if constexpr (kPairwiseGradients) {
+      // Where pairs have gradients of their own the code for these is long: once, not twice.
+      Points points;
+      if (IsFull(step.m)) {
+        Weights<true>(s, points, stage, q_begin);
+      } else {
+        Weights<false>(s, points, stage, q_begin);
+      }
+      StoreOperand(shared.p, s, /*is_weight=*/true);
+      ScoreGradients<false>(s, dp, points, stage, q_begin);
+      StoreOperand(shared.ds[stage], dp, /*is_weight=*/false);
+    } else if (IsFull(step.m)) {
       Softmax<true>(s, dp, stage, q_begin);
     } else {
       Softmax<false>(s, dp, stage, q_begin);

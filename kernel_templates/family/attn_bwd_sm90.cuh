@@ -2,11 +2,10 @@
 // 16-bit operands, fp32 sums. Needs the row statistics of attn_bwd_prep, and attn_bwd_finish after
 // it.
 //
-// Algorithm FlashAttention-3's backward (Shah et al., arXiv 2407.08608), keys on the M side. A
-// block
-//           owns kBlockN keys of one (batch, key/value head), a warpgroup 64 of them. K and V stay
-//           in shared memory, the sums of dK and dV in registers; the block walks over the tiles of
-//           kBlockM rows of every query head of the group. A step:
+// Algorithm FlashAttention-3's backward (Shah et al., arXiv 2407.08608) with keys on the M side. A
+//           block owns kBlockN keys of one (batch, key/value head), a warpgroup 64 of them. K and V
+//           stay in shared memory, the sums of dK and dV in registers; the block walks over the
+//           tiles of kBlockM rows of every query head of the group. A step:
 //             S = K Q^T,  P = exp2(S - lse),  dP = V dO^T,  dS = P (dP - delta)
 //             dV += P dO,  dK += dS Q         P and dS from registers
 //             dQ = dS^T K                     dS through shared memory, of all keys; added to
