@@ -259,7 +259,7 @@ TEST(TunerTest, KeepsItsBudgetWhenCompilesTakeForEver) {
   };
   Logger logger(LogLevel::kOff);
   const auto start = std::chrono::steady_clock::now();
-  request.deadline = start + std::chrono::milliseconds(300);
+  request.deadline = start + std::chrono::milliseconds(800);
   Tuner tuner(4, &logger);
   const auto record = tuner.Tune(request, workshop, [&](const Trial&, const Trial*) {
     return absl::StatusOr<std::unique_ptr<TestBench>>(
@@ -269,7 +269,7 @@ TEST(TunerTest, KeepsItsBudgetWhenCompilesTakeForEver) {
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   release = true;
   ASSERT_TRUE(record.ok()) << record.status();
-  EXPECT_LT(ms, 400);
+  EXPECT_LT(ms, 2500) << "a loaded machine may be late, but does not wait for those that hang";
   EXPECT_TRUE(record->budget_cut);
   EXPECT_EQ(record->winner, PlanText(1));
   EXPECT_EQ(ResultOf(*record, 5).outcome, Outcome::kUntried);
