@@ -101,11 +101,27 @@ TEST_F(TuneCommandTest, CompilePlanListsWhatOtherSizesCanReach) {
   EXPECT_FALSE(std::filesystem::exists(path("store") + "/v1/k")) << "nothing was compiled";
 }
 
+TEST_F(TuneCommandTest, CompileCandidatesMakesWhatTuningWouldTry) {
+  const ScopedVariable family("TILEWRIGHT_FAMILY", "attn_fwd_simple");
+  constexpr char kSmall[] = "fwd fp32 b=1 h=1/1 s=64/64 d=32/32";
+  const Outcome outcome =
+      Invoke({"compile", kSmall, "--arch", "sm_90a", "--candidates", "2", "--json"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  // What a runtime takes, and the two best; the family of the reference needs none.
+  const Json json = outcome.json();
+  ASSERT_EQ(json["kernels"].size(), 3u);
+  EXPECT_EQ(json["compiled"].get<int>() + json["hits"].get<int>(), 3);
+  EXPECT_EQ(json["kernels"][0]["key"], json["kernels"][1]["key"]) << "the default comes first";
+  EXPECT_NE(json["kernels"][1]["key"], json["kernels"][2]["key"]);
+  EXPECT_EQ(Invoke({"compile", kSmall, "--candidates", "-1"}).exit_code, 2);
+}
+
 TEST_F(TuneCommandTest, TheFlagsAreChecked) {
   EXPECT_EQ(Invoke({"tune"}).exit_code, 2);
   EXPECT_EQ(Invoke({"tune", "nonsense"}).exit_code, 2);
   EXPECT_EQ(Invoke({"tune", "--shapes", path("missing.txt")}).exit_code, 2);
   EXPECT_EQ(Invoke({"tune", kSpec, "--budget", "-1"}).exit_code, 2);
+  EXPECT_EQ(Invoke({"tune", kSpec, "--jobs", "0"}).exit_code, 2);
   EXPECT_EQ(Invoke({"tune", "--from", path("missing.json")}).exit_code, 2);
 }
 
