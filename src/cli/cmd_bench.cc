@@ -25,7 +25,6 @@ constexpr char kCommand[] = "bench";
 
 // A power-limited chip gives 5 to 18 % for free to what runs first after an idle moment.
 constexpr std::chrono::milliseconds kHeat{600};
-constexpr double kBackwardFlops = 2.5;  // for each of the forward
 
 struct BenchCommandOptions {
   std::vector<std::string> specs;
@@ -126,12 +125,11 @@ absl::StatusOr<Timing> Time(GpuSession& session, Runtime& simple, const Attentio
   TILEWRIGHT_ASSIGN_OR_RETURN(const AttentionSpec timed, ReadSpec(timing.timed_spec));
   const device::DeviceInfo& device = session.device();
   const Roofline roofline = EstimateRoofline(timed, decision.plan, device.traits, device.board);
-  const double factor = timed.operation == Operation::kBackward ? kBackwardFlops : 1;
-  timing.flops = factor * roofline.flops;
+  timing.flops = roofline.flops;
   timing.bytes = roofline.bytes;
   const std::optional<double>& arithmetic =
       roofline.matrix_ms.has_value() ? roofline.matrix_ms : roofline.fp32_ms;
-  timing.limit_ms = std::max(roofline.memory_ms, factor * arithmetic.value_or(0));
+  timing.limit_ms = std::max(roofline.memory_ms, arithmetic.value_or(0));
   return timing;
 }
 

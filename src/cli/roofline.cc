@@ -85,7 +85,14 @@ Roofline EstimateRoofline(const AttentionSpec& spec, const plan::KernelPlan& pla
       TensorBytes(spec::KvType(spec), spec.batch, spec.heads_kv, spec.seqlen_kv,
                   spec.dim_qk + spec.dim_v) +
       TensorBytes(spec::OutType(spec), spec.batch, spec.heads_q, spec.seqlen_q, spec.dim_v);
-  if (spec.lse) {
+  const bool backward = spec.operation == Operation::kBackward;
+  if (backward) {
+    // Five products where a forward has two. dO as O; a gradient for each of Q, K and V.
+    constexpr double kBackwardFlops = 2.5;
+    roofline.flops *= kBackwardFlops;
+    roofline.bytes *= 2;
+  }
+  if (spec.lse || backward) {
     roofline.bytes += TensorBytes(ElementType::kFp32, spec.batch, spec.heads_q, spec.seqlen_q, 1);
   }
   for (const BiasTerm& term : spec.bias) {

@@ -22,8 +22,8 @@ int64_t VisiblePairs(const AttentionSpec& spec);
 int64_t TiledPairs(const AttentionSpec& spec, const plan::KernelPlan& plan);
 
 struct Roofline {
-  double flops = 0;                 // 2 (dim_qk + dim_v) per visible pair
-  double bytes = 0;                 // Q, K, V, O, LSE and bias terms, each once
+  double flops = 0;                 // 2 (dim_qk + dim_v) per visible pair; backward 2.5 times that
+  double bytes = 0;                 // Q, K, V, O, LSE, bias terms and gradients, each once
   double padding_waste = 0;         // share of the tiles' pairs that no mask keeps
   double memory_ms = 0;             // bytes at the board's bandwidth; 0: unknown
   std::optional<double> fp32_ms;    // flops on the FP32 lanes

@@ -54,6 +54,19 @@ TEST(RooflineTest, CountsFlopsBytesAndWaste) {
   EXPECT_LT(*roofline.matrix_ms, *roofline.fp32_ms);
 }
 
+TEST(RooflineTest, ABackwardHasFiveProductsAndAGradientForEachTensor) {
+  const auto traits = arch::FindArchTraits("sm_90a");
+  const auto board = arch::DefaultBoardProfile("sm_90a");
+  ASSERT_TRUE(traits.ok() && board.ok());
+  const Roofline forward = EstimateRoofline(Spec("fwd bf16 b=2 h=4/2 s=8 d=16 causal lse"),
+                                            Tiles(4, 4), *traits, *board);
+  const Roofline backward =
+      EstimateRoofline(Spec("bwd bf16 b=2 h=4/2 s=8 d=16 causal"), Tiles(4, 4), *traits, *board);
+  EXPECT_EQ(backward.flops, 2.5 * forward.flops);
+  const double lse = 4.0 * (2 * 4 * 8);
+  EXPECT_EQ(backward.bytes, 2 * (forward.bytes - lse) + lse);
+}
+
 // Published peaks of the board: 4.8 TB/s, 989 TFLOP/s of dense bf16, 67 TFLOP/s of fp32.
 TEST(RooflineTest, AgreesWithThePublishedPeaksOfAnH200) {
   const AttentionSpec spec = Spec("fwd bf16 b=1 h=16 s=8192 d=128");
