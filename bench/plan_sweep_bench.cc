@@ -1,9 +1,10 @@
 // Times plans of forward specs beside each other on one GPU, and checks what they compute.
 //
-//   plan_sweep_bench CASES OUT [--check-only] [--threads N] [--templates DIR]
+//   plan_sweep_bench CASES OUT [--check-only] [--threads N]
 //
 // CASES has a line for each plan: `SPEC | PLAN`, with a plan as `explain` prints it (smem= may be
-// left out for attn_fwd_sm90) or the name of a family for its default. Plans of one spec on
+// left out for attn_fwd_sm90) or the name of a family for its default. A third field names a
+// directory of templates to take the place of the embedded ones. Plans of one spec on
 // neighbouring lines are measured together, by the protocol of compare.py: all of them heat the
 // chip for 0.6 s, then three rounds in random order, each the median of launches behind a flush of
 // L2. OUT gets a line of JSON for each plan and is read first: what it names is not run again, so
@@ -75,6 +76,7 @@ double Median(std::vector<double> values) {
 
 struct Variant {
   std::string plan_text;
+  std::string templates;  // a directory; empty: the embedded ones
   plan::KernelPlan plan;
   artifact::KernelBinary binary;
   absl::Status status;
@@ -85,6 +87,11 @@ struct Variant {
   double error = -1;
   std::vector<double> round_ms;
 };
+
+// How a line of CASES is named in OUT.
+std::string Asked(const std::string& plan_text, const std::string& templates) {
+  return templates.empty() ? plan_text : absl::StrCat(plan_text, " | ", templates);
+}
 
 struct Group {
   std::string spec_text;
@@ -167,21 +174,34 @@ absl::StatusOr<plan::KernelPlan> PlanOf(const std::string& text, const Attention
 }
 
 // Compiles each different text once: specs that differ in lengths alone share their kernels.
-void CompileAll(std::vector<Group>& groups, int threads, const std::string& target,
-                const emit::TemplateBundle& bundle) {
+void CompileAll(std::vector<Group>& groups, int threads, const std::string& target) {
   struct Work {
     artifact::KernelSource source;
+    const emit::TemplateBundle* bundle;
     std::vector<Variant*> variants;
   };
-  std::map<std::string, Work> by_text;
+  std::map<std::string, absl::StatusOr<emit::TemplateBundle>> bundles;
+  const auto bundle_of = [&](const std::string& templates) -> const auto& {
+    const auto found = bundles.find(templates);
+    if (found != bundles.end()) return found->second;
+    return bundles
+        .emplace(templates,
+                 templates.empty() ? emit::EmbeddedTemplates() : emit::ReadTemplates(templates))
+        .first->second;
+  };
+  std::map<std::pair<std::string, std::string>, Work> by_text;
   for (Group& group : groups) {
     for (auto& variant : group.variants) {
       if (!variant->status.ok()) continue;
       auto source = emit::EmitKernel(group.spec, variant->plan);
       variant->status = source.status();
       if (!source.ok()) continue;
-      Work& work = by_text[source->text];
+      const auto& bundle = bundle_of(variant->templates);
+      variant->status = bundle.status();
+      if (!bundle.ok()) continue;
+      Work& work = by_text[{variant->templates, source->text}];
       work.source = *std::move(source);
+      work.bundle = &*bundle;
       work.variants.push_back(variant.get());
     }
   }
@@ -192,7 +212,7 @@ void CompileAll(std::vector<Group>& groups, int threads, const std::string& targ
   const auto run = [&] {
     for (size_t n = next++; n < works.size(); n = next++) {
       const auto binary = compiler.Compile({.source = works[n]->source,
-                                            .bundle = bundle.files,
+                                            .bundle = works[n]->bundle->files,
                                             .target = target,
                                             .options = compile::CompileOptions(target, false)});
       for (Variant* variant : works[n]->variants) {
@@ -306,8 +326,9 @@ class Sweep {
   }
 
   void Report(const Group& group, const Variant& variant, const std::string& problem) {
-    Json row = {
-        {"spec", group.spec_text}, {"asked", variant.plan_text}, {"plan", variant.plan.ToString()}};
+    Json row = {{"spec", group.spec_text},
+                {"asked", Asked(variant.plan_text, variant.templates)},
+                {"plan", variant.plan.ToString()}};
     if (!problem.empty()) row["problem"] = problem;
     row["error"] = variant.error;
     row["registers"] = variant.binary.usage.registers;
@@ -321,7 +342,8 @@ class Sweep {
     }
     out_ << row.dump() << std::endl;
     if (!problem.empty()) {
-      std::printf("  %-60s %s\n", variant.plan_text.c_str(), problem.c_str());
+      std::printf("  %-60s %s\n", Asked(variant.plan_text, variant.templates).c_str(),
+                  problem.c_str());
     }
     std::fflush(stdout);
   }
@@ -459,15 +481,17 @@ std::vector<Group> ReadCases(const std::string& cases, const std::string& out,
   std::vector<Group> groups;
   std::ifstream stream(cases);
   for (std::string line; std::getline(stream, line);) {
-    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits('|', 1));
-    if (parts.size() != 2 || absl::StartsWith(line, "#")) continue;
+    const std::vector<std::string> parts = absl::StrSplit(line, '|');
+    if (parts.size() < 2 || parts.size() > 3 || absl::StartsWith(line, "#")) continue;
     const std::string spec_text(absl::StripAsciiWhitespace(parts[0]));
     const std::string plan_text(absl::StripAsciiWhitespace(parts[1]));
-    if (done.count({spec_text, plan_text}) != 0) continue;
-    const auto add = [&](const std::string& text) {
+    const std::string templates(parts.size() < 3 ? "" : absl::StripAsciiWhitespace(parts[2]));
+    if (done.count({spec_text, Asked(plan_text, templates)}) != 0) continue;
+    const auto add = [&](const std::string& text, const std::string& templates) {
       Group& group = groups.back();
       auto variant = std::make_unique<Variant>();
       variant->plan_text = text;
+      variant->templates = templates;
       auto plan = PlanOf(text, group.spec, device);
       variant->status = plan.status();
       if (plan.ok()) variant->plan = *plan;
@@ -483,9 +507,9 @@ std::vector<Group> ReadCases(const std::string& cases, const std::string& out,
       group.spec_text = spec_text;
       group.spec = spec::Canonicalise(*spec);
       groups.push_back(std::move(group));
-      add("attn_fwd_sm80");
+      add("attn_fwd_sm80", "");
     }
-    add(plan_text);
+    add(plan_text, templates);
   }
   return groups;
 }
@@ -493,21 +517,16 @@ std::vector<Group> ReadCases(const std::string& cases, const std::string& out,
 struct Options {
   std::string cases;
   std::string out;
-  std::string templates;  // empty: the embedded ones
   bool check_only = false;
   int threads = 16;
 };
 
 absl::Status Main(const Options& options) {
   const std::string &cases = options.cases, &out = options.out;
-  emit::TemplateBundle bundle = emit::EmbeddedTemplates();
-  if (!options.templates.empty()) {
-    TILEWRIGHT_ASSIGN_OR_RETURN(bundle, emit::ReadTemplates(options.templates));
-  }
   TILEWRIGHT_ASSIGN_OR_RETURN(const std::unique_ptr<Machine> machine, Machine::Open());
   std::vector<Group> groups = ReadCases(cases, out, *machine->where.device);
   const auto start = Clock::now();
-  CompileAll(groups, options.threads, std::string(machine->where.device->traits.target), bundle);
+  CompileAll(groups, options.threads, std::string(machine->where.device->traits.target));
   std::printf("compiled in %.1f s\n", std::chrono::duration<double>(Clock::now() - start).count());
   Sweep sweep(*machine, out);
   for (Group& group : groups) {
@@ -528,16 +547,12 @@ int main(int argc, char** argv) {
       options.check_only = true;
     } else if (word == "--threads" && n + 1 < argc) {
       options.threads = std::max(std::atoi(argv[++n]), 1);
-    } else if (word == "--templates" && n + 1 < argc) {
-      options.templates = argv[++n];
     } else {
       names.push_back(word);
     }
   }
   if (names.size() != 2) {
-    std::fprintf(stderr,
-                 "usage: plan_sweep_bench CASES OUT [--check-only] [--threads N] "
-                 "[--templates DIR]\n");
+    std::fprintf(stderr, "usage: plan_sweep_bench CASES OUT [--check-only] [--threads N]\n");
     return 2;
   }
   options.cases = names[0];
