@@ -149,8 +149,7 @@ void AddSm80Cases(std::vector<Case>& cases) {
 
 // What attn_fwd_sm90 leaves to others.
 bool ServedBySm90(std::string_view feature) {
-  return ServedBySm80(feature) && feature.find("dropout") == std::string_view::npos &&
-         feature.find("paged") == std::string_view::npos;
+  return ServedBySm80(feature) && feature.find("dropout") == std::string_view::npos;
 }
 
 void AddSm90Cases(std::vector<Case>& cases) {
@@ -162,6 +161,10 @@ void AddSm90Cases(std::vector<Case>& cases) {
       }
     }
   }
+  for (std::string_view dims : {"64", "128"}) {
+    cases.push_back({plan::Family::kFwdSm90,
+                     SpecText("bf16 h=8/1 varlen paged=16 causal lse", dims), "sm_90a"});
+  }
 }
 
 void AddSplitCases(std::vector<Case>& cases) {
@@ -169,6 +172,10 @@ void AddSplitCases(std::vector<Case>& cases) {
     for (std::string_view spec : kSplitSpecs) {
       for (const plan::Family family : {plan::Family::kFwdSm80, plan::Family::kCombine}) {
         cases.push_back({family, std::string(spec), std::string(target)});
+      }
+      // attn_fwd_sm90 takes head dims that are multiples of 8.
+      if (target == "sm_90a" && spec.find("72/33") == std::string_view::npos) {
+        cases.push_back({plan::Family::kFwdSm90, std::string(spec), std::string(target)});
       }
     }
   }

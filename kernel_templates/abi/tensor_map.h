@@ -28,16 +28,17 @@ struct alignas(64) FwdSm90Args {
   TensorMap q;
   TensorMap k;
   TensorMap v;
+  TensorMap v_tail;  // boxes of the columns that V has in its last panel of 64
   TensorMap o;
   u32 row_tiles;      // of a head; a tile has the rows of all blocks of a cluster
   u32 tiles;          // of all heads
-  u32 heads;          // batch * heads_q
+  u32 heads;          // batch * heads_q; each part of the keys counts as a head
   u32 section_heads;  // 0: pairs
   u32 by_threads;     // k*ByThreads
   u32 padding_[11];
 };
 static_assert(sizeof(TensorMap) == 128, "host and device must agree");
-static_assert(sizeof(FwdSm90Args) == 576, "host and device must agree");
+static_assert(sizeof(FwdSm90Args) == 704, "host and device must agree");
 
 // Tiles of keys are numbered within sections of heads, in a section by keys from the first to the
 // last, then by head: under a causal mask the tiles with most rows come first, and the Q, dO and dQ

@@ -7,10 +7,10 @@
 
 namespace tilewright {
 
-// Whether there may be blocks that need no element test. Element rules besides an interval, and keys
-// on missing pages, are tested in every block.
+// Whether there may be blocks that need no element test. Element rules besides an interval are
+// tested in every block; missing pages are none of the mask's.
 template <class Config>
-inline constexpr bool kHasFullBlocks = Config::Mask::kIsInterval&& Config::KvRows::kIsDense;
+inline constexpr bool kHasFullBlocks = Config::Mask::kIsInterval;
 
 // Block numbers fit an int: they are keys / kBlockN. Blocks of [full_begin, full_end) need no
 // element test.
@@ -25,10 +25,11 @@ struct BlockWalk {
   int full_begin;
   int full_end;
 
+  // `range`: of the mask's NBlocks, or a part of it.
+  template <class Range>
   __device__ __forceinline__ BlockWalk(const Problem& problem, i64 q_begin, i64 q_end,
-                                       const Params& params)
+                                       const Range& range, const Params& params)
       : problem(problem), params(params), q_begin(q_begin), q_end(q_end) {
-    const auto range = Config::Mask::NBlocks(problem, q_begin, q_end, Config::kBlockN, params);
     begin = static_cast<int>(range.begin);
     end = static_cast<int>(range.end);
     full_begin = static_cast<int>(kHasFullBlocks<Config> ? range.full_begin : range.begin);

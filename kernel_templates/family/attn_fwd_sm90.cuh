@@ -11,6 +11,11 @@
 //           need no mask neither look for a maximum nor rescale; a weight of 2 or more, one bit of
 //           the packed weights, sends the warp to Rereference. Scores may rise so far within one
 //           block that a weight overflows: then the row's sum is not finite in the end.
+// Sums      O is divided by the sum of the weights as they were multiplied, rounded to 16 bits:
+// where
+//           one key has nearly all the weight, its rounding cancels. Columns of ones behind V make
+//           it (kOnes); elsewhere a thread unpacks and adds what it has packed while the products
+//           run. An LSE needs the sum of the weights themselves beside it.
 // Redo      Tiles whose sums are not finite, or whose O is not where a mask may hide V rows with
 //           Inf or NaN, are computed once more when all tiles are done: with the exact softmax in
 //           every block of keys, and in the second case with the unseen rows of V zeroed. What has
@@ -33,8 +38,8 @@
 //           named 15                        the loading warpgroup, around a copy by threads
 // Shared    q [panel][kBlockM][64]          rows of 128 bytes, 128-byte swizzle, panels of 64
 //           k [kStages][panel][kBlockN][64] columns; columns beyond the dim are zeros
-//           v [kStages][panel][kBlockN][64] kOnes: one more panel, of ones, so that P V sums the
-//                                           rows of P as well
+//           v [kStages][panel][kBlockN][64] kOnes: ones in the 8 columns behind the last, so that
+//                                           P V sums the rows of P as well; copies leave them alone
 //           o [panel][kBlockM][64]          or over q, or over all stages of v
 #ifndef TILEWRIGHT_FAMILY_ATTN_FWD_SM90_CUH_
 #define TILEWRIGHT_FAMILY_ATTN_FWD_SM90_CUH_
@@ -53,6 +58,7 @@
 #include "policy/lse.cuh"
 #include "policy/mask_chain.cuh"
 #include "policy/mask_window.cuh"
+#include "policy/parts.cuh"
 #include "policy/scale.cuh"
 #include "policy/score_chain.cuh"
 #include "policy/sink.cuh"
@@ -95,6 +101,12 @@ struct Shape {
   static constexpr int kThreads = (Config::kConsumers + 1) * kWarpgroup;
   static constexpr int kPanelsQk = RoundUp(Config::kHeadDimQk, kPanelColumns) / kPanelColumns;
   static constexpr int kPanelsV = RoundUp(Config::kHeadDimV, kPanelColumns) / kPanelColumns;
+  // In shared memory: the ones may need a panel of their own.
+  static constexpr int kStoredPanelsV =
+      RoundUp(Config::kHeadDimV + (Config::kOnes ? kOnesColumns : 0), kPanelColumns) /
+      kPanelColumns;
+  // Of the last panel of V in the map of its own that it has where ones are behind it; else 0.
+  static constexpr int kTailColumns = Config::kOnes ? Config::kHeadDimV % kPanelColumns : 0;
   static constexpr int kScores = Config::kBlockN / 2;  // a thread's
   static constexpr int kOutputs = Config::kHeadDimV / 2;
   static constexpr int kSums = kOutputs + (Config::kOnes ? kOnesColumns / 2 : 0);
@@ -113,15 +125,28 @@ inline constexpr bool kSeesEveryKey<MaskChain<>> = true;
 template <>
 inline constexpr bool kSeesEveryKey<MaskChain<MaskCausal<Align::kBottomRight>>> = true;
 
+// The last page of a sequence may end behind it.
 template <class Config>
 inline constexpr bool kHidesValues =
-    !(kSeesEveryKey<typename Config::Mask> && kIsSame<typename Config::Lengths, LengthsUniform>);
+    !(kSeesEveryKey<typename Config::Mask> && kIsSame<typename Config::Lengths, LengthsUniform> &&
+      Config::KvRows::kIsDense);
 template <class Config>
 inline constexpr bool kMayRedo = Config::kOptimistic || kHidesValues<Config>;
 // Whether that has code of its own: to zero rows of V, or because with three or four warpgroups the
 // bounds of the second pass would not fit the registers beside the first.
 template <class Config>
 inline constexpr bool kRedoesApart = kHidesValues<Config> || Config::kConsumers > 2;
+
+// The rows of a block of keys that lie one behind the other for sure: what a copy of K or V takes.
+template <class Config>
+TILEWRIGHT_HOST_DEVICE constexpr int PieceRows() {
+  constexpr int kRows = Config::kBlockN / Config::kCluster;
+  if constexpr (Config::KvRows::kIsDense) {
+    return kRows;
+  } else {
+    return static_cast<int>(Min(Config::KvRows::kPageRows, kRows));
+  }
+}
 
 template <class Config, bool kOwn>
 struct OutputTile {
@@ -130,12 +155,14 @@ struct OutputTile {
 template <class Config>
 struct OutputTile<Config, false> {};
 
-// A tile for threads to copy; see CopyTile.
+// Rows of a tile for threads to copy; see CopyTile.
 struct CopyRequest {
   enum Tensor { kNone, kQ, kK, kV };
   const u16* source;
   i64 row_stride;
   int valid_rows;
+  int first_row;
+  int rows;
   Tensor tensor;
   int stage;
 };
@@ -144,7 +171,7 @@ template <class Config>
 struct alignas(1024) SharedStorage {
   u16 q[Shape<Config>::kPanelsQk][Shape<Config>::kBlockM][kPanelColumns];
   u16 k[Config::kStages][Shape<Config>::kPanelsQk][Config::kBlockN][kPanelColumns];
-  u16 v[Config::kStages][Shape<Config>::kPanelsV + Config::kOnes][Config::kBlockN][kPanelColumns];
+  u16 v[Config::kStages][Shape<Config>::kStoredPanelsV][Config::kBlockN][kPanelColumns];
   OutputTile<Config, Config::kOwnO> o;
   alignas(8) u64 q_full;
   u64 q_empty;
@@ -153,10 +180,19 @@ struct alignas(1024) SharedStorage {
   u64 k_empty[Config::kStages];
   u64 v_full[Config::kStages];
   u64 v_empty[Config::kStages];
-  int redo_begin;  // of the block's tiles, counted from 0
+  u32 missing[Config::kStages];  // the pieces of K that are on no page; unused without pages
+  int redo_begin;                // of the block's tiles, counted from 0
   int redo_end;
   CopyRequest copy;
 };
+
+// Element (key, column) of a stage of V, under the swizzle.
+template <class Config>
+__device__ __forceinline__ u16* ValueAt(SharedStorage<Config>& shared, int stage, int key,
+                                        int column) {
+  const int at = (column / 8 % 8 ^ key % 8) * 8 + column % 8;
+  return &shared.v[stage][column / kPanelColumns][key][at];
+}
 
 // A stage of a ring of buffers, and the parity of the phase that fills it.
 template <class Config>
@@ -239,7 +275,8 @@ __device__ __forceinline__ TileAt FindTile(const Series& series, u32 count,
   return {args.row_tiles - 1 - in_section / heads, first_head + in_section % heads, true, false};
 }
 
-// Calls visit(problem, first row of the cluster's tile, which tile of the series).
+// Calls visit(problem, first row of the cluster's tile, part of its keys, which tile of the
+// series). The parts of a head are as many heads to FindTile.
 template <class Config, class Params, class Visit>
 __device__ __forceinline__ void ForEachTile(const Series& series, const Params& params,
                                             const Visit& visit) {
@@ -249,36 +286,43 @@ __device__ __forceinline__ void ForEachTile(const Series& series, const Params& 
     if (at.last) break;
     if (!at.exists) continue;
     const u32 heads_q = static_cast<u32>(params.core.heads_q);
-    const Problem problem = MakeProblem<Config>(at.head / heads_q, at.head % heads_q, params);
+    const u32 parts = static_cast<u32>(NumParts<Config>(params));
+    const u32 head = at.head / parts;
+    const Problem problem = MakeProblem<Config>(head / heads_q, head % heads_q, params);
     const i64 q_begin = i64{at.row_tile} * Shape<Config>::kTileRows;
     // Shorter sequences than the longest have fewer tiles.
-    if (q_begin < problem.seqlen_q) visit(problem, q_begin, static_cast<int>(count));
+    if (q_begin < problem.seqlen_q) {
+      visit(problem, q_begin, static_cast<int>(at.head % parts), static_cast<int>(count));
+    }
   }
 }
 
 template <class Config, class Params>
 __device__ __forceinline__ BlockWalk<Config, Params> WalkOf(const Problem& problem, i64 q_begin,
-                                                            const Params& params) {
-  return {problem, q_begin, Min(q_begin + Shape<Config>::kTileRows, problem.seqlen_q), params};
+                                                            int part, const Params& params) {
+  const i64 q_end = Min(q_begin + Shape<Config>::kTileRows, problem.seqlen_q);
+  BlockRange range = Config::Mask::NBlocks(problem, q_begin, q_end, Config::kBlockN, params);
+  if constexpr (Config::kSplit) range = PartOf(range, part, params.parts.parts);
+  return {problem, q_begin, q_end, range, params};
 }
 
 // ---- the loading warpgroup ----
 
-// Copies a tile element by element: `source` is its row 0, rows from `valid_rows` on and columns
-// beyond kColumns become zeros. By the warps that serve a CopyRequest.
-template <int kColumns, int kPanels, int kRows>
+// Copies rows of a tile element by element: `source` is the first of them, rows from `valid_rows`
+// on and columns from kColumns to kWidth become zeros. By the warps that serve a CopyRequest.
+template <int kColumns, int kWidth, int kRows>
 __device__ __forceinline__ void CopyTile(u16 (*tile)[kRows][kPanelColumns],
                                          const CopyRequest& request) {
-  constexpr int kWidth = kPanels * kPanelColumns;
   const u16* source = request.source;
   const i64 row_stride = request.row_stride;
   const int valid_rows = request.valid_rows;
 #pragma unroll 1
-  for (int n = static_cast<int>(threadIdx.x) - 32; n < kRows * kWidth; n += kCopyThreads) {
-    const int row = n / kWidth, column = n % kWidth;
+  for (int n = static_cast<int>(threadIdx.x) - 32; n < request.rows * kWidth; n += kCopyThreads) {
+    const int from = n / kWidth, column = n % kWidth;
+    const int row = request.first_row + from;
     const int at = (column / 8 % 8 ^ row % 8) * 8 + column % 8;
     tile[column / kPanelColumns][row][at] =
-        row < valid_rows && column < kColumns ? source[row * row_stride + column] : u16{0};
+        from < valid_rows && column < kColumns ? source[from * row_stride + column] : u16{0};
   }
   ptx::fence_proxy_async_shared();
 }
@@ -294,13 +338,14 @@ __device__ __forceinline__ void ServeCopyRequests(SharedStorage<Config>& shared)
       case CopyRequest::kNone:
         return;
       case CopyRequest::kQ:
-        CopyTile<Config::kHeadDimQk, S::kPanelsQk>(shared.q, request);
+        CopyTile<Config::kHeadDimQk, S::kPanelsQk * kPanelColumns>(shared.q, request);
         break;
       case CopyRequest::kK:
-        CopyTile<Config::kHeadDimQk, S::kPanelsQk>(shared.k[request.stage], request);
+        CopyTile<Config::kHeadDimQk, S::kPanelsQk * kPanelColumns>(shared.k[request.stage],
+                                                                   request);
         break;
       case CopyRequest::kV:
-        CopyTile<Config::kHeadDimV, S::kPanelsV>(shared.v[request.stage], request);
+        CopyTile<Config::kHeadDimV, Config::kHeadDimV>(shared.v[request.stage], request);
         break;
     }
     ptx::bar_sync(kCopyBarrier, kWarpgroup);
@@ -323,60 +368,126 @@ struct Loader {
     return (params.sm90.by_threads & (abi::kQByThreads | abi::kKvByThreads)) != 0;
   }
 
-  // Has warps 1 to 3 copy a tile, every block of a cluster its own, and tells `full`. Row 0 of the
-  // tile is row `row` of the tensor and of `valid_rows` that exist.
-  __device__ __forceinline__ void Copy(CopyRequest::Tensor tensor, int stage, const void* base,
-                                       const abi::TensorStrides& strides, i64 batch, i64 head,
-                                       i64 row, i64 valid_rows, const u64& full) const {
+  // Has warps 1 to 3 copy `rows` rows of a tile from `first_row` on, every block of a cluster its
+  // own. `source` is the first of them, and `valid_rows` exist.
+  __device__ __forceinline__ void Copy(CopyRequest::Tensor tensor, int stage, const u16* source,
+                                       i64 row_stride, i64 valid_rows, int first_row,
+                                       int rows) const {
     if (threadIdx.x == 0) {
-      shared.copy.source = static_cast<const u16*>(base) + batch * strides.batch +
-                           head * strides.head + row * strides.seq;
-      shared.copy.row_stride = strides.seq;
-      shared.copy.valid_rows = static_cast<int>(valid_rows);
-      shared.copy.tensor = tensor;
-      shared.copy.stage = stage;
+      shared.copy = {source, row_stride, static_cast<int>(Min(valid_rows, rows)), first_row, rows,
+                     tensor, stage};
     }
     __syncwarp();
     ptx::bar_sync(kCopyBarrier, kWarpgroup);
     ptx::bar_sync(kCopyBarrier, kWarpgroup);
-    if (threadIdx.x == 0) ptx::mbarrier_arrive(ptx::SharedAddress(&full));
   }
 
-  // A block of keys from the map, `tile` being this stage's panels, each block of the cluster
-  // loading its part for all.
-  template <int kPanels>
+  // Element (row, 0) of a head.
+  __device__ __forceinline__ static const u16* RowOf(const void* base,
+                                                     const abi::TensorStrides& strides, i64 batch,
+                                                     i64 head, i64 row) {
+    return static_cast<const u16*>(base) + batch * strides.batch + head * strides.head +
+           row * strides.seq;
+  }
+
+  // Where the rows of a piece begin: as coordinates of the map, whose batch -1 is none and gives
+  // zeros.
+  __device__ __forceinline__ KvRow Piece(const Problem& problem, i64 j) const {
+    if constexpr (Config::KvRows::kIsDense) {
+      return {problem.kv_batch, problem.kv_row + j};
+    } else {
+      if (j >= problem.seqlen_kv) return KvRow::None();
+      const KvRow at = Config::KvRows::Locate(problem, j, params);
+      return at.exists() ? at : KvRow::None();
+    }
+  }
+
+  // A block of keys, `tile` being this stage's panels, each block of the cluster loading its part
+  // for all. `missing` becomes the pieces that do not exist, before anyone can see the rows. The
+  // last panel comes from `last_map` and has kLastColumns.
+  template <int kPanels, int kLastColumns>
   __device__ __forceinline__ void LoadKeys(u16 (*tile)[Config::kBlockN][kPanelColumns],
-                                           const abi::TensorMap* map, const u64& full,
-                                           const Problem& problem, int block) const {
-    constexpr int kRows = Config::kBlockN / Config::kCluster;
+                                           const abi::TensorMap* map,
+                                           const abi::TensorMap* last_map, const u64& full,
+                                           const Problem& problem, int block, u32* missing) const {
+    constexpr int kRows = PieceRows<Config>();
+    constexpr int kPieces = Config::kBlockN / Config::kCluster / kRows;
     const u32 barrier = ptx::SharedAddress(&full);
-    const int row =
-        static_cast<int>(problem.kv_row) + block * Config::kBlockN + static_cast<int>(rank) * kRows;
-    ptx::mbarrier_arrive_expect_tx(barrier, kPanels * Config::kBlockN * kRowBytes);
+    const int first_row = static_cast<int>(rank) * (Config::kBlockN / Config::kCluster);
+    const int h = static_cast<int>(problem.h_kv);
+    const i64 first_key = i64{block} * Config::kBlockN + first_row;
+    if constexpr (!Config::KvRows::kIsDense) {
+      u32 not_there = 0;
 #pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel) {
-      const u32 destination = ptx::SharedAddress(&tile[panel][rank * kRows]);
-      const int h = static_cast<int>(problem.h_kv), b = static_cast<int>(problem.kv_batch);
-      if constexpr (Config::kCluster > 1) {
-        constexpr u16 kAllBlocks = (1 << Config::kCluster) - 1;
-        ptx::cp_async_bulk_tensor_4d_load_multicast(destination, map, barrier,
-                                                    panel * kPanelColumns, row, h, b, kAllBlocks);
-      } else {
-        ptx::cp_async_bulk_tensor_4d_load(destination, map, barrier, panel * kPanelColumns, row, h,
-                                          b);
+      for (int piece = 0; piece < kPieces; ++piece) {
+        const bool exists = Piece(problem, first_key + piece * kRows).exists();
+        not_there |= exists ? 0u : 1u << piece;
+      }
+      *missing = not_there;
+    }
+    ptx::mbarrier_arrive_expect_tx(
+        barrier, ((kPanels - 1) * kRowBytes + kLastColumns * 2) * Config::kBlockN);
+    // A few at a time: their places have been read just now, and registers are few.
+    constexpr int kTogether = kPieces < 2 ? kPieces : 2;
+#pragma unroll 1
+    for (int first = 0; first < kPieces; first += kTogether) {
+      int row[kTogether], b[kTogether];
+#pragma unroll
+      for (int n = 0; n < kTogether; ++n) {
+        const KvRow at = Piece(problem, first_key + (first + n) * kRows);
+        row[n] = static_cast<int>(at.row);
+        b[n] = static_cast<int>(at.block);
+      }
+#pragma unroll
+      for (int n = 0; n < kTogether && first + n < kPieces; ++n) {
+#pragma unroll
+        for (int panel = 0; panel < kPanels; ++panel) {
+          const u32 destination = ptx::SharedAddress(&tile[panel][first_row + (first + n) * kRows]);
+          const abi::TensorMap* const from = panel + 1 == kPanels ? last_map : map;
+          if constexpr (Config::kCluster > 1) {
+            constexpr u16 kAllBlocks = (1 << Config::kCluster) - 1;
+            ptx::cp_async_bulk_tensor_4d_load_multicast(
+                destination, from, barrier, panel * kPanelColumns, row[n], h, b[n], kAllBlocks);
+          } else {
+            ptx::cp_async_bulk_tensor_4d_load(destination, from, barrier, panel * kPanelColumns,
+                                              row[n], h, b[n]);
+          }
+        }
       }
     }
   }
 
+  // The same by the threads, piece by piece.
+  __device__ __forceinline__ void CopyKeys(CopyRequest::Tensor tensor, int stage, const void* base,
+                                           const abi::TensorStrides& strides, const u64& full,
+                                           const Problem& problem, int block, u32* missing) const {
+    constexpr int kRows = Config::KvRows::kIsDense ? Config::kBlockN : PieceRows<Config>();
+    u32 not_there = 0;
+#pragma unroll 1
+    for (int row = 0; row < Config::kBlockN; row += kRows) {
+      const i64 j = i64{block} * Config::kBlockN + row;
+      const KvRow at = Piece(problem, j);
+      const bool exists = Config::KvRows::kIsDense || at.exists();
+      not_there |= exists ? 0u : 1u << (row / kRows);
+      Copy(tensor, stage, RowOf(base, strides, exists ? at.block : 0, problem.h_kv, at.row),
+           strides.seq, exists ? problem.seqlen_kv - j : 0, row, kRows);
+    }
+    if (threadIdx.x == 0) {
+      if constexpr (!Config::KvRows::kIsDense) *missing = not_there;
+      ptx::mbarrier_arrive(ptx::SharedAddress(&full));
+    }
+  }
   __device__ __forceinline__ void LoadK(const Problem& problem, int block) {
     const int stage = k_ring.stage;
     Wait(shared.k_empty[stage], k_ring.parity);
+    u32* const missing = &shared.missing[stage];
     if (ByThreads()) {
-      const i64 row = i64{block} * Config::kBlockN;
-      Copy(CopyRequest::kK, stage, params.core.k, params.core.k_strides, problem.kv_batch,
-           problem.h_kv, problem.kv_row + row, problem.seqlen_kv - row, shared.k_full[stage]);
+      CopyKeys(CopyRequest::kK, stage, params.core.k, params.core.k_strides, shared.k_full[stage],
+               problem, block, missing);
     } else {
-      LoadKeys<S::kPanelsQk>(shared.k[stage], &params.sm90.k, shared.k_full[stage], problem, block);
+      const abi::TensorMap* const map = &params.sm90.k;
+      LoadKeys<S::kPanelsQk, kPanelColumns>(shared.k[stage], map, map, shared.k_full[stage],
+                                            problem, block, missing);
     }
     k_ring.Advance();
   }
@@ -384,12 +495,16 @@ struct Loader {
   __device__ __forceinline__ void LoadV(const Problem& problem, int block) {
     const int stage = v_ring.stage;
     Wait(shared.v_empty[stage], v_ring.parity);
+    u32 missing;  // as of K
     if (ByThreads()) {
-      const i64 row = i64{block} * Config::kBlockN;
-      Copy(CopyRequest::kV, stage, params.core.v, params.core.v_strides, problem.kv_batch,
-           problem.h_kv, problem.kv_row + row, problem.seqlen_kv - row, shared.v_full[stage]);
+      CopyKeys(CopyRequest::kV, stage, params.core.v, params.core.v_strides, shared.v_full[stage],
+               problem, block, &missing);
     } else {
-      LoadKeys<S::kPanelsV>(shared.v[stage], &params.sm90.v, shared.v_full[stage], problem, block);
+      constexpr bool kHasTail = S::kTailColumns != 0;
+      const abi::TensorMap* const map = &params.sm90.v;
+      LoadKeys<S::kPanelsV, kHasTail ? S::kTailColumns : kPanelColumns>(
+          shared.v[stage], map, kHasTail ? &params.sm90.v_tail : map, shared.v_full[stage], problem,
+          block, &missing);
     }
     v_ring.Advance();
   }
@@ -398,8 +513,11 @@ struct Loader {
     Wait(shared.q_empty, q_parity);
     q_parity ^= 1;
     if (ByThreads()) {
-      Copy(CopyRequest::kQ, 0, params.core.q, params.core.q_strides, problem.q_batch, problem.h,
-           problem.q_row + q_begin, problem.seqlen_q - q_begin, shared.q_full);
+      const abi::TensorStrides& strides = params.core.q_strides;
+      Copy(CopyRequest::kQ, 0,
+           RowOf(params.core.q, strides, problem.q_batch, problem.h, problem.q_row + q_begin),
+           strides.seq, problem.seqlen_q - q_begin, 0, S::kBlockM);
+      if (threadIdx.x == 0) ptx::mbarrier_arrive(ptx::SharedAddress(&shared.q_full));
       return;
     }
     const u32 barrier = ptx::SharedAddress(&shared.q_full);
@@ -414,8 +532,8 @@ struct Loader {
   }
 
   __device__ __forceinline__ void LoadTiles(const Series& series) {
-    ForEachTile<Config>(series, params, [&](const Problem& problem, i64 q_begin, int) {
-      const auto walk = WalkOf<Config>(problem, q_begin, params);
+    ForEachTile<Config>(series, params, [&](const Problem& problem, i64 q_begin, int part, int) {
+      const auto walk = WalkOf<Config>(problem, q_begin, part, params);
       int block = walk.Below(walk.end);
       // K before Q: it may arrive while the consumers still read the Q of the tile before.
       if (block >= walk.begin) LoadK(problem, block);
@@ -459,6 +577,7 @@ struct Consumer {
   static constexpr bool kPlainScores = Config::Score::kIdentity;
   static constexpr bool kPointwise = Config::Score::kIsPointwise;
   static constexpr bool kOverQ = !Config::kOwnO && !Config::kOverV;
+  static constexpr bool kNeedsLse = !kIsSame<typename Config::Lse, LseNone> || Config::kSplit;
 
   SharedStorage<Config>& shared;
   const Params& params;
@@ -475,7 +594,9 @@ struct Consumer {
   float o[S::kSums];
   u32 p[S::kScores / 2];
   float reference[2];  // log2
-  float sum[2];        // this thread's columns only, until the end; unused with kOnes
+  // Sums of weights, of this thread's columns only, until the end.
+  float sum[2];      // unused without an LSE
+  float rounded[2];  // as multiplied: those that O has; unused with kOnes
 
   __device__ __forceinline__ Consumer(SharedStorage<Config>& shared, const Params& params)
       : shared(shared),
@@ -523,6 +644,17 @@ struct Consumer {
     Config::Wgmma::Scores(s, q_tile,
                           k_tiles + static_cast<u64>(k_ring.stage * (sizeof(shared.k[0]) >> 4)));
     ptx::wgmma_commit_group();
+  }
+
+  // Adds the weights whose products have been issued, and need not be there yet.
+  __device__ __forceinline__ void SumWeights() {
+    if constexpr (!Config::kOnes) {
+#pragma unroll
+      for (int n = 0; n < S::kScores / 2; ++n) {
+        const Element low = {static_cast<u16>(p[n])}, high = {static_cast<u16>(p[n] >> 16)};
+        rounded[n % 2] += static_cast<float>(low) + static_cast<float>(high);
+      }
+    }
   }
 
   __device__ __forceinline__ void IssueValues() {
@@ -611,7 +743,7 @@ struct Consumer {
       for (int r = 0; r < 2; ++r) {
         if constexpr (kFirst) {
           reference[r] = highest[r] + kAbove;
-          sum[r] = 0;
+          sum[r] = rounded[r] = 0;
         } else {
           const float before = reference[r];
           const float after = fmaxf(before, highest[r] + kAbove);
@@ -637,7 +769,7 @@ struct Consumer {
       for (int c = 0; c < 2; ++c) {
         float& weight = s[4 * n + 2 * r + c];
         weight = ptx::ex2_approx_ftz(fmaf(weight, to_log2, -subtract));
-        if constexpr (!Config::kOnes) sum[r] += weight;
+        if constexpr (kNeedsLse) sum[r] += weight;
       }
     }
   }
@@ -645,6 +777,8 @@ struct Consumer {
   __device__ __forceinline__ void ScaleOutput(const float (&factor)[2]) {
 #pragma unroll
     for (int n = 0; n < S::kSums; ++n) o[n] *= factor[n / 2 % 2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) rounded[r] *= factor[r];
   }
 
   __device__ __forceinline__ void PackWeights(const float (&s)[S::kScores]) {
@@ -674,13 +808,20 @@ struct Consumer {
       largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
       const int exponent = static_cast<int>(BitsOfFloat(largest) >> 23) - 127;
-      const float rise = fmaxf(0.f, static_cast<float>(exponent + 1) + kMargin);
-      factor[r] = ptx::ex2_approx_ftz(-rise);
-      reference[r] += rise;
-      sum[r] *= factor[r];
-    }
+      const int rise = max(0, exponent + 1 + static_cast<int>(kMargin));
+      // In two steps: 2^-rise may be too small for fp32, and then is 0, which is near enough for
+      // what was added before, but not for the weights that rose.
+      const float first = FloatOfBits(static_cast<u32>(127 - rise / 2) << 23);
+      const float second = FloatOfBits(static_cast<u32>(127 - (rise - rise / 2)) << 23);
 #pragma unroll
-    for (int n = 0; n < S::kScores; ++n) s[n] *= factor[n / 2 % 2];
+      for (int n = 0; n < S::kScores / 4; ++n) {
+        s[4 * n + 2 * r] = s[4 * n + 2 * r] * first * second;
+        s[4 * n + 2 * r + 1] = s[4 * n + 2 * r + 1] * first * second;
+      }
+      factor[r] = first * second;
+      reference[r] += static_cast<float>(rise);
+      sum[r] = sum[r] * first * second;  // these weights are in it
+    }
     ScaleOutput(factor);
     PackWeights(s);
   }
@@ -697,11 +838,32 @@ struct Consumer {
     }
   }
 
+  // The pieces of the block of keys at hand that are on no page.
+  __device__ __forceinline__ u32 MissingPieces() const {
+    if constexpr (Config::KvRows::kIsDense) {
+      return 0;
+    } else {
+      const u32 missing = shared.missing[k_ring.stage];
+      __syncwarp();  // one lane will release the stage for all
+      return missing;
+    }
+  }
+  __device__ __forceinline__ void MaskMissing(float (&s)[S::kScores], u32 missing) const {
+    if constexpr (!Config::KvRows::kIsDense) {
+      if (missing == 0) return;
+#pragma unroll
+      for (int n = 0; n < S::kScores; ++n) {
+        if ((missing >> (n / 4 * 8 / PieceRows<Config>()) & 1) != 0) s[n] = -Infinity();
+      }
+    }
+  }
+
   // One block of keys: its scores and weights, and the products of the weights of the block before.
   template <bool kMasked, bool kFirst>
   __device__ __forceinline__ void Step(const Problem& problem, i64 q_begin, int block) {
     float s[S::kScores];
     Wait(shared.k_full[k_ring.stage], k_ring.parity);
+    const u32 missing = MissingPieces();
     if constexpr (!kFirst) WaitTurn();
     IssueScores(s);
     if constexpr (kFirst) {
@@ -710,12 +872,14 @@ struct Consumer {
       Wait(shared.v_full[v_ring.stage], v_ring.parity);
       IssueValues();
       PassTurn();
+      SumWeights();
       ptx::wgmma_wait_group<1>();
     }
     ptx::AccumulatorsReady(s);
     Release(shared.k_empty[k_ring.stage]);
     k_ring.Advance();
     ApplyPolicies<kMasked>(s, problem, q_begin, block);
+    MaskMissing(s, missing);
     constexpr bool kExact = !Config::kOptimistic || kMasked || kFirst;
     float factor[2] = {1, 1};
     bool rescale = false;
@@ -743,6 +907,7 @@ struct Consumer {
   __device__ __forceinline__ void LastValues() {
     Wait(shared.v_full[v_ring.stage], v_ring.parity);
     IssueValues();
+    SumWeights();
     ptx::wgmma_wait_group<0>();
     ptx::AccumulatorsReady(o);
     Release(shared.v_empty[v_ring.stage]);
@@ -803,9 +968,7 @@ struct Consumer {
       }
       if (seen) continue;
 #pragma unroll 1
-      for (int n = 0; n < S::kPanelsV * kPanelColumns; ++n) {
-        shared.v[v_ring.stage][n / kPanelColumns][key][n % kPanelColumns] = 0;
-      }
+      for (int n = 0; n < Config::kHeadDimV; ++n) *ValueAt(shared, v_ring.stage, key, n) = 0;
     }
     ptx::fence_proxy_async_shared();
     ptx::bar_sync(kConsumersBarrier, Config::kConsumers * kWarpgroup);
@@ -816,23 +979,26 @@ struct Consumer {
   __device__ __forceinline__ void AttendAgain(const Walk& walk, const Problem& problem,
                                               i64 q_begin) {
     reference[0] = reference[1] = -Infinity();
-    sum[0] = sum[1] = 0;
+    sum[0] = sum[1] = rounded[0] = rounded[1] = 0;
 #pragma unroll 1
     for (int block = walk.Below(walk.end); block >= walk.begin; block = walk.Below(block)) {
       float s[S::kScores];
       Wait(shared.k_full[k_ring.stage], k_ring.parity);
+      const u32 missing = MissingPieces();
       IssueScores(s);
       ptx::wgmma_wait_group<0>();
       ptx::AccumulatorsReady(s);
       Release(shared.k_empty[k_ring.stage]);
       k_ring.Advance();
       ApplyPolicies<true>(s, problem, q_begin, block);
+      MaskMissing(s, missing);
       float factor[2] = {1, 1};
       if (ExactSoftmax<false, false>(s, factor)) ScaleOutput(factor);
       PackWeights(s);
       Wait(shared.v_full[v_ring.stage], v_ring.parity);
       if constexpr (kHidesValues<Config>) ZeroUnseenValues(problem, q_begin, block);
       IssueValues();
+      SumWeights();
       ptx::wgmma_wait_group<0>();
       ptx::AccumulatorsReady(o);
       Release(shared.v_empty[v_ring.stage]);
@@ -871,30 +1037,44 @@ struct Consumer {
     }
   }
 
-  // Divides by the sums, stores LSE, and leaves O in shared memory. Returns whether some row's
-  // result is not to be trusted.
-  __device__ __forceinline__ bool FinishRows(const Problem& problem, i64 q_begin, bool no_keys) {
-    const float sink = Config::Sink::Logit(problem, params);
+  // Of what the four lanes of a row have.
+  __device__ __forceinline__ static float SumOfRow(float part) {
+    part += __shfl_xor_sync(kAllLanes, part, 1);
+    return part + __shfl_xor_sync(kAllLanes, part, 2);
+  }
+
+  // The ends of this thread's two rows, if they exist. `suspicious`: some row's result is not to be
+  // trusted.
+  struct RowEnds {
     float o_scale[2];
-    bool suspicious = false;
+    bool empty[2];
+    float lse[2];  // with kNeedsLse
+    bool suspicious;
+  };
+  __device__ __forceinline__ RowEnds EndRows(const Problem& problem, i64 q_begin, bool no_keys,
+                                             float sink) const {
+    RowEnds ends;
+    ends.suspicious = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float total;
+      const float highest = no_keys ? -Infinity() : reference[r] * kLn2;
+      float multiplied;
       if constexpr (Config::kOnes) {
-        total = o[S::kOutputs + 2 * r];
+        multiplied = o[S::kOutputs + 2 * r];
       } else {
-        total = sum[r];
-        total += __shfl_xor_sync(kAllLanes, total, 1);
-        total += __shfl_xor_sync(kAllLanes, total, 2);
+        multiplied = SumOfRow(rounded[r]);
       }
-      if (no_keys) total = 0;
-      const SoftmaxEnd end =
-          FinishSoftmax(no_keys ? -Infinity() : reference[r] * kLn2, total, sink);
-      o_scale[r] = end.empty ? 0.f : end.o_scale;
-      const i64 i = q_begin + Row(r);
-      if (i < problem.seqlen_q) {
-        if (lane() % 4 == 0) Config::Lse::Store(end.lse, problem, i, params);
-        float probe = total * 0.f;  // stays 0: 0 * finite
+      if (no_keys) multiplied = 0;
+      const SoftmaxEnd end = FinishSoftmax(highest, multiplied, sink);
+      ends.empty[r] = end.empty;
+      ends.o_scale[r] = end.empty ? 0.f : end.o_scale;
+      float probe = multiplied * 0.f;  // stays 0: 0 * finite
+      if constexpr (kNeedsLse) {
+        const float total = no_keys ? 0.f : SumOfRow(sum[r]);
+        probe = fmaf(total, 0.f, probe);
+        ends.lse[r] = FinishSoftmax(highest, total, sink).lse;
+      }
+      if (q_begin + Row(r) < problem.seqlen_q) {
         if constexpr (kHidesValues<Config>) {
 #pragma unroll
           for (int n = 0; n < S::kOutputs / 4; ++n) {
@@ -902,9 +1082,49 @@ struct Consumer {
             probe = fmaf(o[4 * n + 2 * r + 1], 0.f, probe);
           }
         }
-        suspicious |= probe != 0;
+        ends.suspicious |= probe != 0;
       }
     }
+    return ends;
+  }
+
+  // Writes the result of a part of the keys from registers. Returns whether some row's is not to be
+  // trusted.
+  __device__ __forceinline__ bool StorePart(const Problem& problem, i64 q_begin, int part,
+                                            bool no_keys) const {
+    const RowEnds ends = EndRows(problem, q_begin, no_keys, -Infinity());
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const i64 i = q_begin + Row(r);
+      if (i >= problem.seqlen_q) continue;
+      const PartRow row = PartRowAt(problem, i, part, params.parts);
+      if (lane() % 4 == 0) *row.lse = ends.lse[r];
+      if (ends.empty[r]) continue;
+#pragma unroll
+      for (int n = 0; n < S::kOutputs / 4; ++n) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          row.o[8 * n + lane() % 4 * 2 + c] = o[4 * n + 2 * r + c] * ends.o_scale[r];
+        }
+      }
+    }
+    return ends.suspicious;
+  }
+
+  // Stores LSE, and leaves O, divided by the sums, in shared memory. Returns whether some row's
+  // result is not to be trusted.
+  __device__ __forceinline__ bool FinishRows(const Problem& problem, i64 q_begin, bool no_keys) {
+    const RowEnds ends = EndRows(problem, q_begin, no_keys, Config::Sink::Logit(problem, params));
+    if constexpr (!kIsSame<typename Config::Lse, LseNone>) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const i64 i = q_begin + Row(r);
+        if (lane() % 4 == 0 && i < problem.seqlen_q) {
+          Config::Lse::Store(ends.lse[r], problem, i, params);
+        }
+      }
+    }
+    const float(&o_scale)[2] = ends.o_scale;
     const int row = warpgroup * kWarpgroupRows + thread / 32 * 16 + lane() % 16;
     constexpr int kChunks = Config::kHeadDimV / 8;
     auto* panels = OutputPanels();
@@ -926,7 +1146,7 @@ struct Consumer {
         ptx::stmatrix_x2(ptx::SharedAddress(address), pair[0], pair[1]);
       }
     }
-    return suspicious;
+    return ends.suspicious;
   }
 
   // Stores this warpgroup's rows of O, by its thread 0 or, where the map does not end where the
@@ -965,13 +1185,18 @@ struct Consumer {
     if constexpr (!Config::kOwnO) {
       if (thread == 0) {
         ptx::cp_async_bulk_wait_group_read_0();
-        if constexpr (kOverQ) {
-          ptx::mbarrier_arrive(ptx::SharedAddress(&shared.q_empty));
-        } else {
-#pragma unroll
-          for (u32 block = 0; block < Config::kCluster; ++block) ArriveAt(shared.o_read, block);
-        }
+        ReleaseOutput();
       }
+    }
+  }
+
+  // By one thread: the Q or the V that O lay over may be loaded again.
+  __device__ __forceinline__ void ReleaseOutput() const {
+    if constexpr (kOverQ) {
+      ptx::mbarrier_arrive(ptx::SharedAddress(&shared.q_empty));
+    } else {
+#pragma unroll
+      for (u32 block = 0; block < Config::kCluster; ++block) ArriveAt(shared.o_read, block);
     }
   }
 
@@ -980,39 +1205,52 @@ struct Consumer {
   // (C7511).
   template <bool kAgain>
   __device__ __forceinline__ void ComputeTiles(const Series& series, bool exactly) {
-    ForEachTile<Config>(series, params, [&](const Problem& problem, i64 tile_begin, int count) {
-      const i64 q_begin = tile_begin + rank * S::kBlockM;
-      const auto walk = WalkOf<Config>(problem, tile_begin, params);
-      const bool no_keys = walk.Below(walk.end) < walk.begin;
+    ForEachTile<Config>(
+        series, params, [&](const Problem& problem, i64 tile_begin, int part, int count) {
+          const i64 q_begin = tile_begin + rank * S::kBlockM;
+          const auto walk = WalkOf<Config>(problem, tile_begin, part, params);
+          const bool no_keys = walk.Below(walk.end) < walk.begin;
 #pragma unroll
-      for (int n = 0; n < S::kSums; ++n) o[n] = 0;
-      Wait(shared.q_full, q_parity);
-      q_parity ^= 1;
-      if (!no_keys) {
-        if constexpr (kAgain) {
-          AttendAgain(walk, problem, q_begin);
-        } else {
-          Attend(walk, problem, q_begin, exactly);
-        }
-      } else if constexpr (!kOverQ) {
-        ReleaseHere(shared.q_empty);
-      }
-      if constexpr (Config::kOwnO) {
-        // The store of the tile before must have read the buffer.
-        if (thread == 0) ptx::cp_async_bulk_wait_group_read_0();
-        ptx::bar_sync(kFirstEpilogueBarrier + warpgroup, kWarpgroup);
-      } else if constexpr (Config::kOverV) {
-        // The other warpgroups must have read V.
-        ptx::bar_sync(kConsumersBarrier, Config::kConsumers * kWarpgroup);
-      }
-      const bool suspicious = FinishRows(problem, q_begin, no_keys);
-      if constexpr (kMayRedo<Config> && !kAgain) {
-        if ((kRedoesApart<Config> || !exactly) && __any_sync(kAllLanes, suspicious)) {
-          MarkForRedo(count);
-        }
-      }
-      StoreRows(problem, q_begin);
-    });
+          for (int n = 0; n < S::kSums; ++n) o[n] = 0;
+          Wait(shared.q_full, q_parity);
+          q_parity ^= 1;
+          if (!no_keys) {
+            if constexpr (kAgain) {
+              AttendAgain(walk, problem, q_begin);
+            } else {
+              Attend(walk, problem, q_begin, exactly);
+            }
+          } else if constexpr (!kOverQ) {
+            ReleaseHere(shared.q_empty);
+          }
+          const auto mark = [&](bool suspicious) {
+            if constexpr (kMayRedo<Config> && !kAgain) {
+              if ((kRedoesApart<Config> || !exactly) && __any_sync(kAllLanes, suspicious)) {
+                MarkForRedo(count);
+              }
+            }
+          };
+          if constexpr (Config::kSplit) {
+            if (params.parts.parts > 1) {
+              mark(StorePart(problem, q_begin, part, no_keys));
+              if constexpr (!Config::kOwnO) {
+                ptx::bar_sync(kFirstEpilogueBarrier + warpgroup, kWarpgroup);
+                if (thread == 0) ReleaseOutput();
+              }
+              return;
+            }
+          }
+          if constexpr (Config::kOwnO) {
+            // The store of the tile before must have read the buffer.
+            if (thread == 0) ptx::cp_async_bulk_wait_group_read_0();
+            ptx::bar_sync(kFirstEpilogueBarrier + warpgroup, kWarpgroup);
+          } else if constexpr (Config::kOverV) {
+            // The other warpgroups must have read V.
+            ptx::bar_sync(kConsumersBarrier, Config::kConsumers * kWarpgroup);
+          }
+          mark(FinishRows(problem, q_begin, no_keys));
+          StoreRows(problem, q_begin);
+        });
   }
 };
 
@@ -1049,10 +1287,10 @@ __device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared) 
   if constexpr (Config::kOnes) {
     typename Config::Element one;
     FromFloat(1.f, &one);
-    constexpr int kElements = Config::kBlockN * kPanelColumns;
+    constexpr int kElements = Config::kBlockN * kOnesColumns;
     for (int n = threadIdx.x; n < Config::kStages * kElements; n += Shape<Config>::kThreads) {
-      shared.v[n / kElements][Shape<Config>::kPanelsV][n % kElements / kPanelColumns]
-              [n % kPanelColumns] = one.bits;
+      const int column = Config::kHeadDimV + n % kOnesColumns;
+      *ValueAt(shared, n / kElements, n % kElements / kOnesColumns, column) = one.bits;
     }
     ptx::fence_proxy_async_shared();
   }
@@ -1064,12 +1302,13 @@ __device__ __forceinline__ void Run(const Params& params) {
   static_assert(MaskPolicy<typename Config::Mask, Params>);
   static_assert(ScorePolicy<typename Config::Score, Params>);
   static_assert(KvRowsPolicy<typename Config::KvRows, Params>);
-  static_assert(Config::KvRows::kIsDense, "rows of a map lie one behind the other");
+  static_assert(Config::KvRows::kIsDense ||
+                    (PieceRows<Config>() % 8 == 0 && Config::kBlockN % PieceRows<Config>() == 0 &&
+                     Config::kBlockN / PieceRows<Config>() <= 32 && Config::kCluster == 1),
+                "pages are whole atoms of the swizzle, and blocks whole pages or parts of one");
   static_assert(Config::Dropout::kIdentity);
   static_assert(Config::kBlockN % 16 == 0 && Config::kHeadDimQk % 8 == 0 &&
                 Config::kHeadDimV % 8 == 0);
-  static_assert(!Config::kOnes || Config::kHeadDimV % kPanelColumns == 0,
-                "the panel of ones follows a whole panel");
   static_assert(!Config::kOptimistic || (kIsSame<typename Config::Element, Bf16>),
                 "the margin needs the exponents of bf16");
   extern __shared__ __align__(1024) u8 shared_bytes[];
@@ -1081,6 +1320,9 @@ __device__ __forceinline__ void Run(const Params& params) {
       ptx::prefetch_tensormap(&params.sm90.q);
       ptx::prefetch_tensormap(&params.sm90.k);
       ptx::prefetch_tensormap(&params.sm90.v);
+      if constexpr (Shape<Config>::kTailColumns != 0) {
+        ptx::prefetch_tensormap(&params.sm90.v_tail);
+      }
     }
     Loader<Config, Params> loader = {shared, params, RankInCluster<Config>()};
     Series series = AllTiles<Config>();
@@ -1096,7 +1338,9 @@ __device__ __forceinline__ void Run(const Params& params) {
     }
     Consumer<Config, Params> consumer(shared, params);
     if constexpr (Config::kPingPong) {
-      if (consumer.warpgroup == 0) ptx::bar_arrive(kFirstTurnBarrier, 2 * kWarpgroup);
+      if (consumer.warpgroup + 1 == Config::kConsumers) {
+        ptx::bar_arrive(kFirstTurnBarrier, 2 * kWarpgroup);
+      }
     }
     Series series = AllTiles<Config>();
     // A repeated tile is stored behind its first attempt.
@@ -1117,6 +1361,10 @@ __device__ __forceinline__ void Run(const Params& params) {
       if constexpr (kMayRedo<Config>) {
         if (start_again()) consumer.template ComputeTiles<true>(series, true);
       }
+    }
+    if constexpr (Config::kPingPong) {
+      // The last turn passed is taken by nobody else.
+      if (consumer.warpgroup == 0) consumer.WaitTurn();
     }
     if (consumer.thread == 0) ptx::cp_async_bulk_wait_group_read_0();
   }

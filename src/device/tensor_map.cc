@@ -11,7 +11,6 @@ constexpr int64_t kElementBytes = 2;
 constexpr int64_t kAlignment = 16;  // of the base and of strides, in bytes
 constexpr int64_t kMaxExtent = int64_t{1} << 32;
 constexpr int64_t kMaxStride = int64_t{1} << 40;  // bytes, exclusive
-constexpr uint32_t kBoxColumns = 64;
 
 }  // namespace
 
@@ -32,7 +31,8 @@ bool EncodeTensorMap(const DriverApi& api, const TensorMapRequest& request, abi:
     }
     strides[n] = static_cast<cuuint64_t>(stride * kElementBytes);
   }
-  const cuuint32_t box[4] = {kBoxColumns, static_cast<cuuint32_t>(request.box_rows), 1, 1};
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>(request.box_columns),
+                             static_cast<cuuint32_t>(request.box_rows), 1, 1};
   const cuuint32_t element_strides[4] = {1, 1, 1, 1};
   // The header aligns the type to more than the device needs.
   CUtensorMap encoded;

@@ -16,7 +16,10 @@ struct TensorMapRequest {
   bool is_bf16 = true;
   std::array<int64_t, 4> extents = {};  // elements
   std::array<int64_t, 3> strides = {};  // of row, head and batch, in elements
-  int box_rows = 0;                     // of a copy; its columns are 64, under the 128-byte swizzle
+  int box_rows = 0;                     // of a copy, under the 128-byte swizzle
+  // At most 64, a multiple of 8. Fewer leave the rest of the 128 bytes of a row in shared memory as
+  // they are (seen on an H200).
+  int box_columns = 64;
 };
 
 // False where no map describes the tensor: a base or a stride that is no multiple of 16 bytes,

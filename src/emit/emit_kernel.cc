@@ -82,9 +82,10 @@ std::string PlanName(const KernelPlan& plan) {
                           plan.chunk != 0 ? absl::StrCat("c", plan.chunk) : "");
     case Family::kFwdSm90:
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "s", plan.stages, "x", plan.cluster,
+                          plan.blocks > 1 ? absl::StrCat("b", plan.blocks) : "",
                           plan.optimistic ? "opt" : "", plan.ones ? "ones" : "",
-                          plan.ping_pong ? "pp" : "", plan.own_o ? "o" : "",
-                          plan.over_v ? "v" : "");
+                          plan.ping_pong ? "pp" : "", plan.own_o ? "o" : "", plan.over_v ? "v" : "",
+                          plan.split ? "split" : "");
     case Family::kFwdSm80:
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "s", plan.stages,
                           plan.peeled ? "peeled" : "", plan.narrow_rows ? "narrow" : "",
@@ -337,16 +338,13 @@ struct RegisterSplit {
   int consumer;
 };
 RegisterSplit RegistersOf(const KernelPlan& plan) {
-  switch (plan.consumers) {
-    case 2:
-      return {40, 232};
-    case 3:
-      return {32, 160};
-    case 4:
-      return {32, 112};
-    default:
-      return {0, 0};
-  }
+  constexpr int kRegisters = 65536, kStep = 8;
+  const int blocks = std::max(plan.blocks, 1);
+  if (plan.consumers == 1 && blocks == 1) return {0, 0};
+  const int launched = kRegisters / (plan.threads() * blocks) / kStep * kStep;
+  const int loader = plan.consumers == 2 && blocks == 1 ? 40 : blocks > 3 ? 24 : 32;
+  const int consumers = plan.consumers;
+  return {loader, (launched * (consumers + 1) - loader) / consumers / kStep * kStep};
 }
 
 // Adjacent keys of a row that one lane holds (mma/score_tile.cuh). More of them where a key has
@@ -390,6 +388,7 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
           .Bool("kPingPong", plan.ping_pong)
           .Bool("kOwnO", plan.own_o)
           .Bool("kOverV", plan.over_v)
+          .Bool("kSplit", plan.split)
           .Int("kLoaderRegisters", split.loader)
           .Int("kConsumerRegisters", split.consumer)
           .Using("Wgmma", "AttentionWgmma");
@@ -566,9 +565,10 @@ absl::StatusOr<artifact::KernelSource> EmitKernel(const AttentionSpec& full_spec
       "::SharedStorage<Config>) == ", plan.smem_bytes,
       ",\n              \"plan and kernel disagree on shared memory\");\n\n"
       "}  // namespace tilewright\n\n"
-      // At least one block per SM: without it ptxas spills to make room for more.
+      // At least so many blocks per SM: without it ptxas spills to make room for more.
       "extern \"C\" __global__ void ",
-      cluster, "__launch_bounds__(", plan.threads(), ", 1)\n", source.entry_name,
+      cluster, "__launch_bounds__(", plan.threads(), ", ", std::max(plan.blocks, 1), ")\n",
+      source.entry_name,
       "(const __grid_constant__ tilewright::Params params) {\n  tilewright::", Piece(family.scope),
       "::Run<tilewright::Config>(params);\n}\n");
   return source;

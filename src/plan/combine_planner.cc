@@ -30,4 +30,18 @@ KernelPlan PlanCombine(const std::string& target, int64_t dim_v, int warps_per_r
   return plan;
 }
 
+void OfferParts(const PlanRequest& request, int64_t resident, KernelPlan& plan) {
+  const AttentionSpec& spec = request.spec;
+  constexpr int64_t kMinKeys = 1024;
+  const int64_t slots = std::max(request.board.num_sms, 1) * resident;
+  const double tiles = static_cast<double>(spec.batch) * static_cast<double>(spec.heads_q) *
+                       static_cast<double>(CeilDiv(spec.seqlen_q, plan.block_m));
+  if (spec.batch_invariant || spec.seqlen_kv < kMinKeys || 2 * tiles > static_cast<double>(slots)) {
+    return;
+  }
+  plan.split = true;
+  plan.slots = static_cast<int>(slots);
+  plan.after = {PlanCombine(plan.target, spec.dim_v, tiles < 64 ? 4 : 1)};
+}
+
 }  // namespace tilewright::plan

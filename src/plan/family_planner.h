@@ -71,6 +71,11 @@ FamilyAnswer PlanDecodeWide(const PlanRequest& request);
 // (1, 2 or 4) share the parts of a row, more of them where there are few rows and many parts.
 KernelPlan PlanCombine(const std::string& target, int64_t dim_v, int warps_per_row);
 int64_t CombineSmemBytes(int warps, int warps_per_row, int64_t dim_v);
+
+// Lets the keys be cut into parts where the spec's tiles of rows fill less than half of the board,
+// `resident` blocks on each multiprocessor, and there are keys to cut. A sequence's parts depend on
+// the rest of the batch, so batch_invariant has none.
+void OfferParts(const PlanRequest& request, int64_t resident, KernelPlan& plan);
 // Likewise of attn_fwd_sm90, for the tiles, stages and flags of `plan`: panels of 64 columns of Q,
 // K, V and, with own_o, O, the barriers, rounded up to the 1024 bytes of a swizzle pattern.
 int64_t FwdSm90SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v);

@@ -109,23 +109,6 @@ int64_t ResidentBlocks(const arch::ArchTraits& traits, const KernelPlan& plan,
                    static_cast<int64_t>(traits.max_warps_per_sm / plan.warps)}));
 }
 
-// Lets the keys be cut into parts where the spec's tiles of rows fill less than half of the board
-// and there are keys to cut. A sequence's parts depend on the rest of the batch, so batch_invariant
-// has none.
-void OfferParts(const PlanRequest& request, int64_t resident, KernelPlan& plan) {
-  const AttentionSpec& spec = request.spec;
-  constexpr int64_t kMinKeys = 1024;
-  const int64_t slots = std::max(request.board.num_sms, 1) * resident;
-  const double tiles = static_cast<double>(spec.batch) * static_cast<double>(spec.heads_q) *
-                       static_cast<double>(CeilDiv(spec.seqlen_q, plan.block_m));
-  if (spec.batch_invariant || spec.seqlen_kv < kMinKeys || 2 * tiles > static_cast<double>(slots)) {
-    return;
-  }
-  plan.split = true;
-  plan.slots = static_cast<int>(slots);
-  plan.after = {PlanCombine(plan.target, spec.dim_v, tiles < 64 ? 4 : 1)};
-}
-
 struct Candidate {
   KernelPlan plan;
   double cost = 0;

@@ -22,6 +22,8 @@ constexpr int64_t kMaxDim = 256;
 constexpr int kWarpgroupRows = 64;
 constexpr int kPanelColumns = 64;
 constexpr int kPanelRowBytes = 128;
+constexpr int kAtomRows = 8;     // of the swizzle
+constexpr int kOnesColumns = 8;  // behind V
 constexpr int kSharedAlignment = 1024;
 
 int64_t RoundUp(int64_t n, int64_t multiple) { return CeilDiv(n, multiple) * multiple; }
@@ -54,10 +56,10 @@ FamilyAnswer Refuse(const PlanRequest& request) {
   } else if (spec.dropout != 0) {
     answer.refusal = "dropout: its random words leave no registers for these tiles";
     nearest.dropout = 0;
-  } else if (spec.page_size != 0) {
+  } else if (spec.page_size % kAtomRows != 0) {
     answer.refusal = absl::StrCat("page_size = ", spec.page_size,
-                                  ": bulk copies want the rows of K and V one behind the other");
-    nearest.page_size = 0;
+                                  ": bulk copies want pages of a multiple of 8 rows");
+    nearest.page_size = RoundUp(spec.page_size, kAtomRows);
   } else if (spec.strided_innermost) {
     answer.refusal = "strided_innermost: rows must be contiguous";
     nearest.strided_innermost = false;
@@ -97,9 +99,11 @@ bool ScoresAreFinite(const AttentionSpec& spec) {
 
 // Registers that a consumer's scores, packed weights and output sums may take, found by compiling:
 // ptxas 13.0 spills or serialises beyond.
-int64_t MaxTileRegisters(const AttentionSpec& spec, int consumers, int block_n) {
+int64_t MaxTileRegisters(const AttentionSpec& spec, int consumers, int block_n, int blocks) {
   const int64_t policies = HasPolicies(spec) && block_n > 32 ? 64 : 0;
   switch (consumers) {
+    case 1:
+      return (blocks > 2 ? 96 : 160) - policies;
     case 4:
       return 88 - policies;
     case 3:
@@ -112,6 +116,7 @@ int64_t MaxTileRegisters(const AttentionSpec& spec, int consumers, int block_n) 
 struct Tile {
   int consumers;
   int block_n;
+  int blocks = 1;  // on a multiprocessor
 };
 
 bool HasEqualTiles(const AttentionSpec& spec) {
@@ -123,27 +128,38 @@ bool HasEqualTiles(const AttentionSpec& spec) {
 // the tuner.
 constexpr Tile k40[] = {{4, 80}, {4, 64}, {3, 128}, {2, 128}, {2, 64}, {2, 32}};
 constexpr Tile k64[] = {{4, 64}, {3, 96}, {3, 128}, {2, 128}, {2, 64}, {2, 32}};
-constexpr Tile kShortUneven64[] = {{2, 128}, {4, 64}, {2, 96}, {2, 64}, {2, 32}};
-constexpr Tile kEven96[] = {{4, 48}, {3, 96}, {3, 112}, {2, 128}, {2, 64}, {2, 32}};
+// Tiles of 64 rows waste little of the diagonal, and several blocks hide where each begins and
+// ends.
+constexpr Tile kShortUneven64[] = {{1, 64, 3}, {2, 128}, {4, 64}, {2, 96}, {2, 64}, {2, 32}};
+constexpr Tile kUneven64[] = {{2, 128}, {4, 64}, {1, 64, 3}, {2, 96}, {2, 64}, {2, 32}};
+constexpr Tile kEven96[] = {{3, 96}, {4, 48}, {3, 112}, {2, 128}, {2, 64}, {2, 32}};
 constexpr Tile kShortEven96[] = {{3, 96}, {2, 128}, {3, 112}, {2, 64}, {2, 32}};
 constexpr Tile k128[] = {{2, 128}, {3, 80}, {2, 112}, {2, 96}, {2, 64}, {2, 32}};
-constexpr Tile kLongest128[] = {{3, 80}, {2, 128}, {2, 112}, {2, 96}, {2, 64}, {2, 32}};
+constexpr Tile kLong128[] = {{3, 80}, {2, 128}, {2, 112}, {2, 96}, {2, 64}, {2, 32}};
 constexpr Tile k112[] = {{3, 96}, {2, 144}, {2, 128}, {2, 112}, {3, 80}, {2, 64}, {2, 32}};
-constexpr Tile kUneven112[] = {{2, 144}, {2, 112}, {2, 128}, {3, 80}, {2, 64}, {2, 32}};
+constexpr Tile kUneven112[] = {{2, 128}, {2, 144}, {2, 112}, {3, 80}, {2, 64}, {2, 32}};
 // Rules for each element are unrolled over the tile: few elements, or compiling takes too long.
 constexpr Tile kElementRules[] = {{2, 64}, {2, 48}, {2, 32}, {2, 16}};
 constexpr Tile kWindow[] = {{2, 96}, {2, 64}, {2, 128}, {2, 32}};
-constexpr Tile k192[] = {{2, 112}, {2, 96}, {2, 128}, {2, 80}, {2, 64}, {2, 32}};
-constexpr Tile kWideV192[] = {{2, 96}, {2, 80}, {2, 112}, {2, 64}, {2, 32}};
+constexpr Tile k192[] = {{2, 80}, {2, 96}, {2, 112}, {2, 128}, {2, 64}, {2, 32}};
+constexpr Tile kWideV192[] = {{2, 80}, {2, 96}, {2, 112}, {2, 64}, {2, 32}};
 constexpr Tile k256[] = {{2, 64}, {2, 80}, {2, 48}, {2, 32}, {2, 16}};
 
-absl::Span<const Tile> TilesFor(const AttentionSpec& spec) {
+absl::Span<const Tile> TilesFor(const PlanRequest& request) {
+  const AttentionSpec& spec = request.spec;
   const int64_t dim = std::max(spec.dim_qk, spec.dim_v);
   const bool even = HasEqualTiles(spec);
   const bool is_short = spec.seqlen_q <= 1024;
   if (!ScoresAreFinite(spec)) return kElementRules;
   if (dim <= 64 && even && spec.dim_v <= 40) return k40;
-  if (dim <= 64 && !even && spec.seqlen_q <= 512) return kShortUneven64;
+  // Few rows: less than 16 tiles of 128 for a multiprocessor.
+  const double rows = static_cast<double>(spec.batch) * static_cast<double>(spec.heads_q) *
+                      static_cast<double>(spec.seqlen_q);
+  const bool few_rows = rows < 16.0 * 128 * request.board.num_sms;
+  if (dim <= 64 && !even && (is_short || (few_rows && spec.seqlen_q <= 2048))) {
+    return kShortUneven64;
+  }
+  if (dim <= 64 && !even && spec.seqlen_q <= 2048) return kUneven64;
   if (dim <= 64) return k64;
   if (dim <= 128 && spec.window_left >= 0) return kWindow;
   if (dim <= 80 && even && !is_short) return kEven96;
@@ -151,7 +167,7 @@ absl::Span<const Tile> TilesFor(const AttentionSpec& spec) {
   if (dim <= 96) return k128;
   if (dim <= 112 && even) return k112;
   if (dim <= 112) return kUneven112;
-  if (dim <= 128 && even && spec.seqlen_q > 16384) return kLongest128;
+  if (dim <= 128 && even && spec.seqlen_q > 4096) return kLong128;
   if (dim <= 128) return k128;
   if (dim <= 192 && spec.dim_v <= 128) return k192;
   if (dim <= 192) return kWideV192;
@@ -165,10 +181,19 @@ struct Variant {
   bool ping_pong;
 };
 
-// None where the tile does not fit registers or shared memory.
+// Copies of K and V are of whole pages or of parts of one.
+bool FitsPages(const AttentionSpec& spec, const Tile& tile, const Variant& variant) {
+  if (spec.page_size == 0) return true;
+  constexpr int kMaxPieces = 32;
+  return variant.cluster == 1 && tile.block_n <= kMaxPieces * spec.page_size &&
+         (spec.page_size % tile.block_n == 0 || tile.block_n % spec.page_size == 0);
+}
+
+// None where the tile does not fit registers, shared memory or pages.
 std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
                                    const Variant& variant) {
   const AttentionSpec& spec = request.spec;
+  if (!FitsPages(spec, tile, variant)) return std::nullopt;
   KernelPlan plan;
   plan.family = Family::kFwdSm90;
   plan.target = std::string(request.traits.target);
@@ -179,20 +204,24 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
   plan.rows_per_warp = 16;
   plan.stages = 2;
   plan.cluster = variant.cluster;
+  plan.blocks = tile.blocks > 1 ? tile.blocks : 0;
   plan.ping_pong = variant.ping_pong && tile.consumers == 2;
-  if (variant.persistent) plan.max_grid = request.board.num_sms / variant.cluster;
+  if (variant.persistent) plan.max_grid = request.board.num_sms * tile.blocks / variant.cluster;
   // The margin needs bf16's exponents.
   plan.optimistic = spec.type == ElementType::kBf16 && ScoresAreFinite(spec);
+  if (variant.cluster == 1) OfferParts(request, /*resident=*/tile.blocks, plan);
   const auto fits_registers = [&] {
     return tile.block_n * 3 / 4 + (spec.dim_v + (plan.ones ? 8 : 0)) / 2 <=
-           MaxTileRegisters(spec, tile.consumers, tile.block_n);
+           MaxTileRegisters(spec, tile.consumers, tile.block_n, tile.blocks);
   };
   const auto fits_smem = [&] {
     plan.smem_bytes = FwdSm90SmemBytes(plan, spec.dim_qk, spec.dim_v);
-    return plan.smem_bytes <= request.traits.smem_per_block_optin;
+    return plan.smem_bytes <= request.traits.smem_per_block_optin &&
+           (plan.smem_bytes + request.traits.smem_reserved_per_block) * tile.blocks <=
+               request.traits.smem_per_sm;
   };
-  // An LSE needs the sums of the weights themselves, not of their 16-bit forms.
-  plan.ones = plan.optimistic && !spec.lse && spec.dim_v % kPanelColumns == 0 && spec.dim_v <= 128;
+  // Where the last panel of V is full they need one more; from 192 on O then has no place but Q's.
+  plan.ones = spec.dim_v <= 128 || (spec.dim_v < 192 && spec.dim_v % kPanelColumns != 0);
   if (!fits_registers()) plan.ones = false;
   if (!fits_registers()) return std::nullopt;
   plan.own_o = true;
@@ -218,7 +247,8 @@ std::vector<Variant> VariantsFor(const AttentionSpec& spec) {
   const Variant shared_keys = {.persistent = true, .cluster = 2, .ping_pong = false};
   std::vector<Variant> variants;
   if (dim > 192 && spec.seqlen_q > 8192) variants.push_back(shared_keys);
-  const bool take_turns = dim > 64 && dim <= 192 && (!even || long_rows);
+  const bool is_short = spec.seqlen_q <= 2048;
+  const bool take_turns = dim > 64 ? dim <= 192 && (!even || long_rows) : !even && is_short;
   if (take_turns) variants.push_back(turns);
   variants.push_back(series);
   if (!take_turns) variants.push_back(turns);
@@ -232,12 +262,15 @@ std::vector<Variant> VariantsFor(const AttentionSpec& spec) {
 int64_t FwdSm90SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v) {
   const int64_t panels_qk = CeilDiv(dim_qk, kPanelColumns),
                 panels_v = CeilDiv(dim_v, kPanelColumns);
+  const int64_t ones = plan.ones ? kOnesColumns : 0;
   const int64_t rows =
       plan.block_m * (panels_qk + (plan.own_o ? panels_v : 0)) +
-      int64_t{plan.stages} * plan.block_n * (panels_qk + panels_v + (plan.ones ? 1 : 0));
-  // q_full, q_empty, o_read, a full and an empty barrier for K and for V of each stage; the range
-  // of tiles to repeat; a request to copy; without its own O a member that takes a place.
-  const int64_t barriers = 8 * (3 + 4 * int64_t{plan.stages}) + 8 + 32 + (plan.own_o ? 0 : 8);
+      int64_t{plan.stages} * plan.block_n * (panels_qk + CeilDiv(dim_v + ones, kPanelColumns));
+  // q_full, q_empty, o_read, a full and an empty barrier for K and for V of each stage; missing
+  // pieces of each stage and the range of tiles to repeat; a request to copy; without its own O a
+  // member that takes a place.
+  const int64_t barriers = 8 * (3 + 4 * int64_t{plan.stages}) +
+                           RoundUp(4 * int64_t{plan.stages} + 8, 8) + 40 + (plan.own_o ? 0 : 8);
   return RoundUp(rows * kPanelRowBytes + barriers, kSharedAlignment);
 }
 
@@ -257,14 +290,18 @@ FamilyAnswer PlanFwdSm90(const PlanRequest& request) {
   };
   // The other variants of the two best tiles come behind these.
   int extended = 0;
-  for (const Tile& tile : TilesFor(spec)) {
+  for (const Tile& tile : TilesFor(request)) {
     if (!add(tile, variants[0]) || ++extended > 2) continue;
+    // Parts are equal shares: there is no other way to share them out.
+    if (answer.plans.back().split) continue;
     for (size_t n = 1; n < variants.size(); ++n) add(tile, variants[n]);
   }
   if (answer.plans.empty()) {
     answer.refusal = absl::StrCat("no tile of dim_qk, dim_v = ", spec.dim_qk, ", ", spec.dim_v,
                                   " fits the registers and shared memory of ",
-                                  std::string(request.traits.target));
+                                  std::string(request.traits.target),
+                                  spec.page_size == 0 ? "" : " and pages of ",
+                                  spec.page_size == 0 ? "" : absl::StrCat(spec.page_size, " rows"));
     return answer;
   }
   const KernelPlan& best = answer.plans.front();

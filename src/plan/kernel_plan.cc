@@ -31,7 +31,8 @@ constexpr Word kWords[] = {
     {"ss", &KernelPlan::shared_stages}, {"s", &KernelPlan::stages},
     {"ch", &KernelPlan::chunk},         {"c", &KernelPlan::consumers},
     {"k", &KernelPlan::step},           {"t", &KernelPlan::tile_rows},
-    {"x", &KernelPlan::cluster},        {"g", &KernelPlan::max_grid},
+    {"b", &KernelPlan::blocks},         {"x", &KernelPlan::cluster},
+    {"g", &KernelPlan::max_grid},
 };
 
 // A word that stands for a field that is true.
@@ -151,6 +152,7 @@ std::string KernelPlan::ToString() const {
   if (stages != 0) absl::StrAppend(&text, " s", stages);
   if (key_warps != 0) absl::StrAppend(&text, " kw", key_warps, " qw", dq_row_warps);
   if (consumers != 0) absl::StrAppend(&text, " c", consumers);
+  if (blocks != 0) absl::StrAppend(&text, " b", blocks);
   if (cluster != 0) absl::StrAppend(&text, " x", cluster);
   if (max_grid != 0) absl::StrAppend(&text, " g", max_grid);
   if (step != 0) absl::StrAppend(&text, " k", step);

@@ -59,6 +59,7 @@ struct KernelPlan {
   // attn_fwd_sm90, attn_bwd_sm90: `warps` are those of a loading warpgroup and of `consumers`
   // computing ones, with 64 query rows each, or 64 keys.
   int consumers = 0;        // 1 to 4; backward 2
+  int blocks = 0;           // that share a multiprocessor; 0: one
   int cluster = 0;          // blocks that load K and V for each other, 1 or 2
   int max_grid = 0;         // at most so many clusters, which walk the tiles; 0: one for each tile
   bool optimistic = false;  // no row maxima in tiles that need no mask

@@ -166,7 +166,7 @@ LaunchShape ComputeLaunchShape(const KernelPlan& kernel, const AttentionSpec& sp
       break;
     case Family::kFwdSm90: {
       const int64_t clusters =
-          Blocks(Blocks(spec.heads_q, args.batch),
+          Blocks(Blocks(Blocks(spec.heads_q, args.batch), call.parts),
                  CeilDiv(args.seqlen_q, int64_t{kernel.block_m} * kernel.cluster));
       const int64_t most = kernel.max_grid != 0 ? kernel.max_grid : kMaxGrid / kernel.cluster;
       shape.grid = static_cast<uint32_t>(std::min(clusters, most) * kernel.cluster);

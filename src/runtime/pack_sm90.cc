@@ -7,6 +7,7 @@
 #include "abi/tensor_map.h"
 #include "absl/strings/str_cat.h"
 #include "device/tensor_map.h"
+#include "plan/launch_shape.h"
 #include "spec/validate.h"
 
 namespace tilewright {
@@ -35,14 +36,15 @@ int64_t SectionHeads(const plan::KernelPlan& plan, const AttentionSpec& spec,
 template <typename TensorType>
 bool Encode(const device::DriverApi& api, const AttentionSpec& spec, const TensorType& tensor,
             int64_t dim, int64_t rows, int64_t heads, int64_t batch, int box_rows,
-            abi::TensorMap* map) {
+            abi::TensorMap* map, int box_columns = 64) {
   return device::EncodeTensorMap(
       api,
       {.base = tensor.data,
        .is_bf16 = spec.type == ElementType::kBf16,
        .extents = {dim, rows, heads, batch},
        .strides = {tensor.strides.seq, tensor.strides.head, tensor.strides.batch},
-       .box_rows = box_rows},
+       .box_rows = box_rows,
+       .box_columns = box_columns},
       map);
 }
 
@@ -98,16 +100,22 @@ absl::Status PackFwd(const device::DriverApi& api, const plan::KernelPlan& plan,
   const bool packed_q = spec.varlen && args.cu_seqlens_q != nullptr;
   const bool packed_kv = spec.varlen && args.cu_seqlens_kv != nullptr;
   const int64_t q_rows = packed_q ? args.total_q : args.seqlen_q;
-  const int64_t kv_rows = packed_kv ? args.total_kv : args.seqlen_kv;
+  const bool paged = spec.page_size != 0;
+  const int64_t kv_rows = paged ? spec.page_size : packed_kv ? args.total_kv : args.seqlen_kv;
   const int64_t q_batch = packed_q ? 1 : args.batch;
-  const int64_t kv_batch = packed_kv ? 1 : args.batch;
+  // Nobody says how many pages there are; only those of the table are read.
+  const int64_t kv_batch = paged ? kMax : packed_kv ? 1 : args.batch;
+  const int64_t block_rows = plan.block_n / plan.cluster;
+  const int box_rows = static_cast<int>(paged ? std::min(spec.page_size, block_rows) : block_rows);
   const int64_t tile_rows = int64_t{plan.block_m} * plan.cluster;
   const int64_t row_tiles = (args.seqlen_q + tile_rows - 1) / tile_rows;
   // A tile beyond the end may still be asked for.
   const int64_t most_rows = kMax - 2 * tile_rows;
+  const int64_t parts = plan::PlanCall(plan, spec, args).parts;
   int64_t heads = 0, tiles = 0;
   if (q_rows > most_rows || kv_rows > most_rows ||
       __builtin_mul_overflow(args.batch, spec.heads_q, &heads) ||
+      __builtin_mul_overflow(heads, parts, &heads) ||
       __builtin_mul_overflow(heads, row_tiles, &tiles) || tiles > kMax) {
     return absl::UnimplementedError(absl::StrCat(
         "batch = ", args.batch, ", seqlen_q = ", args.seqlen_q, ", seqlen_kv = ", args.seqlen_kv,
@@ -116,18 +124,22 @@ absl::Status PackFwd(const device::DriverApi& api, const plan::KernelPlan& plan,
   abi::FwdSm90Args out = {};
   const bool q =
       Encode(api, spec, args.q, spec.dim_qk, q_rows, spec.heads_q, q_batch, plan.block_m, &out.q);
-  const bool k = Encode(api, spec, args.k, spec.dim_qk, kv_rows, spec.heads_kv, kv_batch,
-                        plan.block_n / plan.cluster, &out.k);
-  const bool v = Encode(api, spec, args.v, spec.dim_v, kv_rows, spec.heads_kv, kv_batch,
-                        plan.block_n / plan.cluster, &out.v);
+  const bool k =
+      Encode(api, spec, args.k, spec.dim_qk, kv_rows, spec.heads_kv, kv_batch, box_rows, &out.k);
+  const bool v =
+      Encode(api, spec, args.v, spec.dim_v, kv_rows, spec.heads_kv, kv_batch, box_rows, &out.v);
+  const auto tail_columns = static_cast<int>(spec.dim_v % 64);
+  const bool v_tail = !plan.ones || tail_columns == 0 ||
+                      Encode(api, spec, args.v, spec.dim_v, kv_rows, spec.heads_kv, kv_batch,
+                             box_rows, &out.v_tail, tail_columns);
   const bool o =
       Encode(api, spec, args.o, spec.dim_v, q_rows, spec.heads_q, q_batch, /*box_rows=*/64, &out.o);
   out.row_tiles = static_cast<uint32_t>(row_tiles);
   out.tiles = static_cast<uint32_t>(tiles);
   out.heads = static_cast<uint32_t>(heads);
-  out.section_heads = static_cast<uint32_t>(SectionHeads(plan, spec, args, heads));
-  out.by_threads =
-      (q ? 0 : abi::kQByThreads) | (k && v ? 0 : abi::kKvByThreads) | (o ? 0 : abi::kOByThreads);
+  out.section_heads = static_cast<uint32_t>(SectionHeads(plan, spec, args, heads / parts) * parts);
+  out.by_threads = (q ? 0 : abi::kQByThreads) | (k && v && v_tail ? 0 : abi::kKvByThreads) |
+                   (o ? 0 : abi::kOByThreads);
   std::memcpy(slot, &out, sizeof(out));
   return absl::OkStatus();
 }

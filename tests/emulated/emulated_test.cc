@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "spec/validate.h"
+#include "tests/emulated/case_changes.h"
 #include "tests/emulated/emulated_call.h"
 #include "tests/emulated/emulated_case.h"
 
@@ -19,16 +20,14 @@ namespace tilewright {
 namespace {
 
 using emulated::Emulation;
+using emulated::MakeLongPaged;
+using emulated::Misalign;
 using emulated::Scenario;
+using emulated::SetLengths;
 using reference::HostCase;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
-void SetLengths(HostCase& c, std::vector<int32_t> lengths) {
-  c.seqused_kv = std::move(lengths);
-  c.args.seqused_kv = c.seqused_kv.data();
-}
 
 void SetBiasRow(HostCase& c, int64_t i, double value) {
   for (int64_t j = 0; j < c.spec.seqlen_kv; ++j) c.bias[0].Set(i * c.spec.seqlen_kv + j, value);
@@ -53,32 +52,6 @@ void MakePaged(HostCase& c) {
   c.args.v = {c.v.data(), strides(c.spec.dim_v)};
 }
 
-// Every tensor in rows `pad` elements longer than they are, from an address `pad` elements behind
-// what malloc gives: no row starts on a multiple of 16 bytes.
-void Misalign(HostCase& c, int64_t pad) {
-  const auto relay = [&](reference::Array& array, Tensor& tensor, ElementType type, int64_t dim) {
-    const int64_t rows = array.count() / dim;
-    reference::Array wider(type, pad + rows * (dim + pad));
-    for (int64_t n = 0; n < wider.count(); ++n) wider.Set(n, kNaN);
-    for (int64_t row = 0; row < rows; ++row) {
-      for (int64_t d = 0; d < dim; ++d) {
-        wider.Set(pad + row * (dim + pad) + d, array.Get(row * dim + d));
-      }
-    }
-    array = std::move(wider);
-    tensor.data = static_cast<const std::byte*>(array.data()) + pad * spec::ElementBytes(type);
-    for (int64_t* stride : {&tensor.strides.batch, &tensor.strides.seq, &tensor.strides.head}) {
-      *stride = *stride / dim * (dim + pad);
-    }
-  };
-  relay(c.q, c.args.q, c.spec.type, c.spec.dim_qk);
-  relay(c.k, c.args.k, spec::KvType(c.spec), c.spec.dim_qk);
-  relay(c.v, c.args.v, spec::KvType(c.spec), c.spec.dim_v);
-  for (int64_t* stride : {&c.d_o_strides.batch, &c.d_o_strides.seq, &c.d_o_strides.head}) {
-    *stride = *stride / c.spec.dim_v * (c.spec.dim_v + pad);
-  }
-}
-
 // NaN in keys that no row sees.
 void PoisonKeysFrom(HostCase& c, int64_t first) {
   for (int64_t b = 0; b < c.spec.batch; ++b) {
@@ -89,31 +62,6 @@ void PoisonKeysFrom(HostCase& c, int64_t first) {
       }
     }
   }
-}
-
-// Three sequences of 900, 0 and 130 keys, on pages in no order, one of them missing.
-void MakeLongPaged(HostCase& c) {
-  SetLengths(c, {900, 0, 130});
-  const int64_t size = c.spec.page_size, most = (900 + size - 1) / size;
-  c.page_table.assign(3 * most, 12345);
-  std::vector<int32_t> pages(2 * most);
-  for (size_t n = 0; n < pages.size(); ++n) pages[n] = static_cast<int32_t>(n);
-  std::mt19937_64 random(5);
-  std::shuffle(pages.begin(), pages.end(), random);
-  for (int64_t b = 0, next = 0; b < 3; ++b) {
-    for (int64_t p = 0; p * size < c.seqused_kv[b]; ++p) c.page_table[b * most + p] = pages[next++];
-  }
-  c.page_table[300 / size] = -1;
-  c.args.page_table = c.page_table.data();
-  c.args.page_table_stride = most;
-  const int64_t heads = c.spec.heads_kv;
-  const auto fill = [&](reference::Array& array, Tensor& tensor, int64_t dim) {
-    array = reference::Array(spec::KvType(c.spec), 2 * most * size * heads * dim);
-    array.Fill(random, 2);
-    tensor = {array.data(), {.batch = size * heads * dim, .seq = heads * dim, .head = dim}};
-  };
-  fill(c.k, c.args.k, c.spec.dim_qk);
-  fill(c.v, c.args.v, c.spec.dim_v);
 }
 
 // V is the first columns of K.

@@ -3,12 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "plan/family_planner.h"
 #include "spec/canonical.h"
+#include "tests/emulated/case_changes.h"
 #include "tests/emulated/emulated_call.h"
 #include "tests/emulated/emulated_case.h"
 
@@ -19,7 +21,8 @@ using emulated::Emulation;
 using plan::KernelPlan;
 
 // The first plan of the family for `text`, changed.
-Emulation Changed(const std::string& text, const std::function<void(KernelPlan&)>& change) {
+Emulation Changed(const std::string& text, const std::function<void(KernelPlan&)>& change,
+                  const std::function<void(reference::HostCase&)>& change_case = nullptr) {
   const auto spec = spec::ParseSpec(text);
   EXPECT_TRUE(spec.ok()) << spec.status();
   const AttentionSpec canonical = spec::Canonicalise(*spec);
@@ -31,7 +34,37 @@ Emulation Changed(const std::string& text, const std::function<void(KernelPlan&)
       [](const KernelPlan& a, const KernelPlan& b) { return a.smem_bytes < b.smem_bytes; });
   change(plan);
   plan.smem_bytes = plan::FwdSm90SmemBytes(plan, canonical.dim_qk, canonical.dim_v);
-  return {.scenario = {.spec = text}, .family = plan.family, .plan = plan.ToString()};
+  return {.scenario = {.spec = text, .change = change_case},
+          .family = plan.family,
+          .plan = plan.ToString()};
+}
+
+// Adds about `log2_of_key(head of K, key)`, in units of log2, to the scores.
+void AddToScores(reference::HostCase& c,
+                 const std::function<double(int64_t, int64_t)>& log2_of_key) {
+  constexpr double kQuery = 16, kLn2 = 0.6931471805599453;
+  const double unit = kLn2 * std::sqrt(static_cast<double>(c.spec.dim_qk)) / kQuery;
+  for (int64_t i = 0; i < c.spec.seqlen_q; ++i) {
+    for (int64_t h = 0; h < c.spec.heads_q; ++h) c.q.Set(c.QAt(0, i, h, 0), kQuery);
+  }
+  for (int64_t j = 0; j < c.spec.seqlen_kv; ++j) {
+    for (int64_t h = 0; h < c.spec.heads_kv; ++h) {
+      c.k.Set(c.KAt(0, j, h, 0), log2_of_key(h, j) * unit);
+    }
+  }
+}
+
+// What a head's scores jump by. 41 moves a reference, 86 more than a factor of one move can say,
+// 168 is what a weight can take without overflow.
+constexpr double kJumps[] = {30, 41, 100, 130, 168, 200, 300};
+
+// One key of each head has all the weight, and then O is that key's V, exactly.
+void OneKeyRules(reference::HostCase& c) {
+  AddToScores(c, [&](int64_t h, int64_t j) { return j == 3 + h % 3 * 40 ? kJumps[h % 7] : 0.0; });
+}
+
+void FirstKeysRule(reference::HostCase& c) {
+  AddToScores(c, [&](int64_t h, int64_t j) { return j <= 3 + h % 3 * 40 ? kJumps[h % 7] : 0.0; });
 }
 
 const std::vector<Emulation>& Emulations() {
@@ -76,6 +109,48 @@ const std::vector<Emulation>& Emulations() {
               [](KernelPlan& plan) { plan.stages = 1; }),
       Changed("fwd bf16 b=1 h=1 s=150/330 d=40 softcap=5 lse",
               [](KernelPlan& plan) { plan.stages = 3; }),
+      // Pages: several to a block of keys, as large as one and larger, and copied by threads.
+      Changed(
+          "fwd bf16 b=3 h=2/1 s=70/900 d=64 paged=16 varlen lse causal", [](KernelPlan&) {},
+          emulated::MakeLongPaged),
+      Changed(
+          "fwd fp16 b=3 h=2/1 s=70/900 d=40/24 paged=64 varlen lse", [](KernelPlan&) {},
+          emulated::MakeLongPaged),
+      Changed(
+          "fwd bf16 b=3 h=2/1 s=40/900 d=24 paged=8 varlen lse", [](KernelPlan&) {},
+          [](reference::HostCase& c) {
+            emulated::MakeLongPaged(c);
+            emulated::Misalign(c, 1);
+          }),
+      // Parts of the keys, with O's three places, and one that jumps in only one of them.
+      Changed("fwd bf16 b=1 h=2/1 s=200/1100 d=72 causal sinks",
+              [](KernelPlan& plan) {
+                plan.own_o = false;
+                plan.over_v = plan.stages * plan.block_n >= plan.block_m;
+              }),
+      Changed("fwd fp16 b=1 h=2/1 s=140/1100 d=64/40 lse",
+              [](KernelPlan& plan) { plan.own_o = plan.over_v = false; }),
+      Changed(
+          "fwd bf16 b=1 h=7 s=70/1100 d=64 lse", [](KernelPlan&) {}, OneKeyRules),
+      // One warpgroup a block, and several blocks on a multiprocessor.
+      Changed("fwd bf16 b=1 h=2/1 s=150/330 d=64 causal",
+              [](KernelPlan& plan) {
+                plan.consumers = 1;
+                plan.block_m = 64;
+                plan.warps = 8;
+                plan.blocks = 3;
+                plan.max_grid = 2;
+              }),
+      Changed(
+          "fwd bf16 b=1 h=7 s=70/200 d=64", [](KernelPlan&) {}, OneKeyRules),
+      Changed(
+          "fwd bf16 b=1 h=7 s=70/200 d=80 causal lse", [](KernelPlan&) {}, OneKeyRules),
+      Changed(
+          "fwd bf16 b=1 h=7 s=70/200 d=40", [](KernelPlan&) {}, FirstKeysRule),
+      Changed(
+          "fwd bf16 b=1 h=7 s=200/200 d=64 causal lse", [](KernelPlan&) {}, FirstKeysRule),
+      Changed(
+          "fwd fp16 b=1 h=7 s=70/200 d=64 lse", [](KernelPlan&) {}, OneKeyRules),
   };
   return *all;
 }

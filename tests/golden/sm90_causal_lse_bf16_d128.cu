@@ -13,7 +13,7 @@ struct Params {
 // The host fills these bytes: src/emit/param_layout.cc.
 static_assert(TILEWRIGHT_OFFSETOF(Params, core) == 0);
 static_assert(TILEWRIGHT_OFFSETOF(Params, sm90) == 256);
-static_assert(sizeof(Params) == 832);
+static_assert(sizeof(Params) == 960);
 
 struct Config {
   // spec
@@ -41,6 +41,7 @@ struct Config {
   static constexpr bool kPingPong = false;
   static constexpr bool kOwnO = true;
   static constexpr bool kOverV = false;
+  static constexpr bool kSplit = false;
   static constexpr int kLoaderRegisters = 40;
   static constexpr int kConsumerRegisters = 232;
   using Wgmma = AttentionWgmma;

@@ -18,7 +18,7 @@ static_assert(TILEWRIGHT_OFFSETOF(Params, core) == 0);
 static_assert(TILEWRIGHT_OFFSETOF(Params, window) == 232);
 static_assert(TILEWRIGHT_OFFSETOF(Params, alibi) == 248);
 static_assert(TILEWRIGHT_OFFSETOF(Params, sm90) == 320);
-static_assert(sizeof(Params) == 896);
+static_assert(sizeof(Params) == 1024);
 
 struct Config {
   // spec
@@ -46,6 +46,7 @@ struct Config {
   static constexpr bool kPingPong = true;
   static constexpr bool kOwnO = true;
   static constexpr bool kOverV = false;
+  static constexpr bool kSplit = false;
   static constexpr int kLoaderRegisters = 32;
   static constexpr int kConsumerRegisters = 160;
   using Wgmma = AttentionWgmma;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,8 @@ TEST(FwdSm90PlannerTest, SharedMemoryIsPanelsAndBarriers) {
   EXPECT_EQ(FwdSm90SmemBytes(plan, 128, 128), 128 * (4 * 128 + 2 * 128 * 4) + 1024);
   plan.ones = true;
   EXPECT_EQ(FwdSm90SmemBytes(plan, 128, 128), 128 * (4 * 128 + 2 * 128 * 5) + 1024);
+  // Ones lie behind V where its last panel has room.
+  EXPECT_EQ(FwdSm90SmemBytes(plan, 128, 72), 128 * (4 * 128 + 2 * 128 * 4) + 1024);
   // Dims fill whole panels.
   plan.own_o = plan.ones = false;
   EXPECT_EQ(FwdSm90SmemBytes(plan, 72, 8), 128 * (2 * 128 + 2 * 128 * 3) + 1024);
@@ -54,10 +57,12 @@ TEST(FwdSm90PlannerTest, PlansAreFeasible) {
           EXPECT_EQ(plan.block_n % 16, 0);
           EXPECT_EQ(plan.smem_bytes, FwdSm90SmemBytes(plan, dim_qk, dim_v));
           EXPECT_LE(plan.smem_bytes, row.smem_per_block_optin);
-          // O over Q needs a Q at least as wide; the panel of ones follows a whole panel of V.
+          EXPECT_LE((plan.smem_bytes + row.smem_reserved_per_block) * std::max(plan.blocks, 1),
+                    row.smem_per_sm);
+          // O over Q needs a Q at least as wide, and over V it would lie on the ones.
           EXPECT_TRUE(plan.own_o || plan.over_v || (dim_v + 63) / 64 <= (dim_qk + 63) / 64);
           EXPECT_TRUE(!plan.over_v || plan.stages * plan.block_n >= plan.block_m);
-          EXPECT_TRUE(!plan.ones || dim_v % 64 == 0);
+          EXPECT_TRUE(!plan.ones || !plan.over_v);
           const absl::StatusOr<KernelPlan> parsed = ParsePlan(plan.ToString());
           ASSERT_TRUE(parsed.ok()) << parsed.status();
           EXPECT_EQ(*parsed, plan);
@@ -81,9 +86,16 @@ TEST(FwdSm90PlannerTest, OptimismNeedsBf16AndFiniteScores) {
   EXPECT_FALSE(Plan("fwd bf16 b=2 h=8 s=512 d=128 bias=bf16:1,8,512,512").plans.front().optimistic);
 }
 
-TEST(FwdSm90PlannerTest, AnLseIsSummedInFp32) {
-  EXPECT_TRUE(Plan("fwd bf16 b=2 h=8 s=512 d=128").plans.front().ones);
-  EXPECT_FALSE(Plan("fwd bf16 b=2 h=8 s=512 d=128 lse").plans.front().ones);
+TEST(FwdSm90PlannerTest, CopiesAreOfWholePagesOrOfPartsOfOne) {
+  for (int page : {8, 16, 24, 32, 48, 64, 128, 256}) {
+    const FamilyAnswer answer =
+        Plan(absl::StrCat("fwd bf16 b=2 h=8/2 s=512 d=128 varlen causal paged=", page));
+    ASSERT_FALSE(answer.plans.empty()) << answer.refusal;
+    for (const KernelPlan& plan : answer.plans) {
+      EXPECT_TRUE(plan.block_n % page == 0 || page % plan.block_n == 0) << plan.ToString();
+      EXPECT_EQ(plan.cluster, 1);
+    }
+  }
 }
 
 TEST(FwdSm90PlannerTest, RefusalsNameTheFieldAndTheNearestServed) {
@@ -96,7 +108,8 @@ TEST(FwdSm90PlannerTest, RefusalsNameTheFieldAndTheNearestServed) {
       {"fwd fp32 b=2 h=8 s=512 d=128", "sm_90a", "must be fp16 or bf16"},
       {"fwd bf16 b=2 h=8 s=512 d=264", "sm_90a", "must be at most 256"},
       {"fwd bf16 b=2 h=8 s=512 d=36", "sm_90a", "whole chunks of 16 bytes"},
-      {"fwd bf16 b=2 h=8 s=512 d=64 varlen paged=16", "sm_90a", "page_size = 16"},
+      {"fwd bf16 b=2 h=8 s=512 d=64 varlen paged=20", "sm_90a", "page_size = 20"},
+      {"fwd bf16 b=2 h=8 s=512 d=64 varlen paged=1000", "sm_90a", "and pages of 1000 rows"},
       {"fwd bf16 b=2 h=8 s=512 d=64 dropout=0.5", "sm_90a", "dropout"},
       {"fwd bf16 b=2 h=8 s=512 d=64 strided_innermost", "sm_90a", "strided_innermost"},
   };

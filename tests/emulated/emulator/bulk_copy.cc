@@ -27,8 +27,25 @@ struct Box {
   HostTensorMap map;
   uint32_t bytes = 0;
   uint32_t row_bytes = 0;
+  uint32_t pitch = 0;  // of rows in shared memory: under a swizzle its whole width
   std::vector<BoxRow> rows;
 };
+
+// Calls visit(offset, bytes) for the ranges of shared memory that a box at `shared` covers.
+template <typename Visit>
+void ForEachRange(const Box& box, uint32_t shared, const Visit& visit) {
+  constexpr uint32_t kChunk = 16;
+  if (box.pitch == box.row_bytes) {
+    visit(shared, box.bytes);
+    return;
+  }
+  for (const BoxRow& row : box.rows) {
+    for (uint32_t at = 0; at < box.row_bytes; at += kChunk) {
+      visit(Swizzled(shared + row.offset + at, box.map.swizzle),
+            std::min(kChunk, box.row_bytes - at));
+    }
+  }
+}
 
 Box FindBox(const void* map_address, uint32_t shared, const int* coordinates, int dimensions,
             Access access, const void* code) {
@@ -49,8 +66,10 @@ Box FindBox(const void* map_address, uint32_t shared, const int* coordinates, in
   int64_t rows = 1;
   for (int d = 1; d < dimensions; ++d) rows *= map.box[d];
   box.bytes = box.row_bytes * static_cast<uint32_t>(rows);
-  if (!InShared(shared, box.bytes)) {
-    cluster->AbortWith("a bulk copy of " + std::to_string(box.bytes) + " bytes at " +
+  box.pitch = map.swizzle == 0 ? box.row_bytes : 16u << map.swizzle;
+  const uint32_t span = static_cast<uint32_t>(rows - 1) * box.pitch + box.row_bytes;
+  if (!InShared(shared, span)) {
+    cluster->AbortWith("a bulk copy of " + std::to_string(span) + " bytes at " +
                            std::to_string(shared) + " of shared memory",
                        code);
   }
@@ -67,7 +86,7 @@ Box FindBox(const void* map_address, uint32_t shared, const int* coordinates, in
       column = std::max<int64_t>(0, std::min<int64_t>(column, map.box[0]));
       return static_cast<uint32_t>(column) * map.element_bytes;
     };
-    BoxRow found = {static_cast<uint32_t>(row) * box.row_bytes,
+    BoxRow found = {static_cast<uint32_t>(row) * box.pitch,
                     reinterpret_cast<std::byte*>(map.base + static_cast<uint64_t>(offset)),
                     clamp(-int64_t{coordinates[0]}),
                     clamp(static_cast<int64_t>(map.extents[0]) - coordinates[0])};
@@ -140,14 +159,18 @@ void StartBulkLoad(unsigned destination, const void* map, unsigned barrier_addre
   Carrier carrier;
   for (int rank : ranks) {
     CheckBarrierForCopies({rank, barrier.offset});
-    CheckShared(rank, at.offset, box.bytes, Access::kAsyncWrite, carrier.actor, code);
-    SetInFlight(rank, at.offset, box.bytes, true);
+    ForEachRange(box, at.offset, [&](uint32_t offset, uint32_t bytes) {
+      CheckShared(rank, offset, bytes, Access::kAsyncWrite, carrier.actor, code);
+      SetInFlight(rank, offset, bytes, true);
+    });
   }
   cluster->StartWork([=]() mutable {
     carrier.Begin();
     for (int rank : ranks) {
-      SetInFlight(rank, at.offset, box.bytes, false);
-      CheckShared(rank, at.offset, box.bytes, Access::kAsyncWrite, carrier.actor, code);
+      ForEachRange(box, at.offset, [&](uint32_t offset, uint32_t bytes) {
+        SetInFlight(rank, offset, bytes, false);
+        CheckShared(rank, offset, bytes, Access::kAsyncWrite, carrier.actor, code);
+      });
       ForEachByte(box, at.offset, cluster->shared(rank),
                   [](std::byte* shared, const std::byte* global) {
                     *shared = global == nullptr ? std::byte{0} : *global;

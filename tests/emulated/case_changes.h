@@ -1,0 +1,23 @@
+// Changes of random problems that several tests of this folder make.
+#ifndef TILEWRIGHT_TESTS_EMULATED_CASE_CHANGES_H_
+#define TILEWRIGHT_TESTS_EMULATED_CASE_CHANGES_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "tests/reference/host_case.h"
+
+namespace tilewright::emulated {
+
+void SetLengths(reference::HostCase& c, std::vector<int32_t> lengths);
+
+// Every tensor in rows `pad` elements longer than they are, from an address `pad` elements behind
+// what malloc gives: no row starts on a multiple of 16 bytes.
+void Misalign(reference::HostCase& c, int64_t pad);
+
+// Three sequences of 900, 0 and 130 keys, on pages in no order, one of them missing.
+void MakeLongPaged(reference::HostCase& c);
+
+}  // namespace tilewright::emulated
+
+#endif  // TILEWRIGHT_TESTS_EMULATED_CASE_CHANGES_H_
