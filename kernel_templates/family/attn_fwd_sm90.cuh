@@ -863,7 +863,6 @@ struct Consumer {
   __device__ __forceinline__ void Step(const Problem& problem, i64 q_begin, int block) {
     float s[S::kScores];
     Wait(shared.k_full[k_ring.stage], k_ring.parity);
-    const u32 missing = MissingPieces();
     if constexpr (!kFirst) WaitTurn();
     IssueScores(s);
     if constexpr (kFirst) {
@@ -876,6 +875,7 @@ struct Consumer {
       ptx::wgmma_wait_group<1>();
     }
     ptx::AccumulatorsReady(s);
+    const u32 missing = MissingPieces();
     Release(shared.k_empty[k_ring.stage]);
     k_ring.Advance();
     ApplyPolicies<kMasked>(s, problem, q_begin, block);

@@ -337,8 +337,9 @@ struct RegisterSplit {
   int loader;
   int consumer;
 };
-RegisterSplit RegistersOf(const KernelPlan& plan) {
+RegisterSplit RegistersOf(const AttentionSpec& spec, const KernelPlan& plan) {
   constexpr int kRegisters = 65536, kStep = 8;
+  if (spec.page_size != 0) return {56, 224};  // looks pages up
   const int blocks = std::max(plan.blocks, 1);
   if (plan.consumers == 1 && blocks == 1) return {0, 0};
   const int launched = kRegisters / (plan.threads() * blocks) / kStep * kStep;
@@ -379,7 +380,7 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
           .Bool("kScalePerToken", spec.kv_scale == ScaleKind::kPerToken);
       break;
     case Family::kFwdSm90: {
-      const RegisterSplit split = RegistersOf(plan);
+      const RegisterSplit split = RegistersOf(spec, plan);
       config.Int("kStages", plan.stages)
           .Int("kConsumers", plan.consumers)
           .Int("kCluster", plan.cluster)

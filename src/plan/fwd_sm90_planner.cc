@@ -59,7 +59,9 @@ FamilyAnswer Refuse(const PlanRequest& request) {
   } else if (spec.page_size % kAtomRows != 0) {
     answer.refusal = absl::StrCat("page_size = ", spec.page_size,
                                   ": bulk copies want pages of a multiple of 8 rows");
-    nearest.page_size = RoundUp(spec.page_size, kAtomRows);
+    // A power of two, which every list of tiles has room for.
+    nearest.page_size = kAtomRows;
+    while (nearest.page_size < spec.page_size) nearest.page_size *= 2;
   } else if (spec.strided_innermost) {
     answer.refusal = "strided_innermost: rows must be contiguous";
     nearest.strided_innermost = false;
@@ -106,8 +108,11 @@ int64_t MaxTileRegisters(const AttentionSpec& spec, int consumers, int block_n, 
       return (blocks > 2 ? 96 : 160) - policies;
     case 4:
       return 88 - policies;
-    case 3:
-      return 132 - policies;
+    case 3: {
+      // Sums of an LSE beside the bounds of a mask.
+      const bool masked = spec::EffectiveWindowRight(spec) >= 0 || spec.window_left >= 0;
+      return 132 - policies - (spec.lse && masked ? 8 : 0);
+    }
     default:
       return 208 - policies;
   }
@@ -131,7 +136,7 @@ constexpr Tile k64[] = {{4, 64}, {3, 96}, {3, 128}, {2, 128}, {2, 64}, {2, 32}};
 // Tiles of 64 rows waste little of the diagonal, and several blocks hide where each begins and
 // ends.
 constexpr Tile kShortUneven64[] = {{1, 64, 3}, {2, 128}, {4, 64}, {2, 96}, {2, 64}, {2, 32}};
-constexpr Tile kUneven64[] = {{2, 128}, {4, 64}, {1, 64, 3}, {2, 96}, {2, 64}, {2, 32}};
+constexpr Tile kUneven64[] = {{2, 128}, {4, 64}, {2, 96}, {2, 64}, {2, 32}};
 constexpr Tile kEven96[] = {{3, 96}, {4, 48}, {3, 112}, {2, 128}, {2, 64}, {2, 32}};
 constexpr Tile kShortEven96[] = {{3, 96}, {2, 128}, {3, 112}, {2, 64}, {2, 32}};
 constexpr Tile k128[] = {{2, 128}, {3, 80}, {2, 112}, {2, 96}, {2, 64}, {2, 32}};
@@ -156,7 +161,9 @@ absl::Span<const Tile> TilesFor(const PlanRequest& request) {
   const double rows = static_cast<double>(spec.batch) * static_cast<double>(spec.heads_q) *
                       static_cast<double>(spec.seqlen_q);
   const bool few_rows = rows < 16.0 * 128 * request.board.num_sms;
-  if (dim <= 64 && !even && (is_short || (few_rows && spec.seqlen_q <= 2048))) {
+  // The lengths and tables of sequences leave a block of three too few registers.
+  const bool one_length = !spec.varlen && spec.page_size == 0;
+  if (dim <= 64 && !even && one_length && (is_short || (few_rows && spec.seqlen_q <= 2048))) {
     return kShortUneven64;
   }
   if (dim <= 64 && !even && spec.seqlen_q <= 2048) return kUneven64;
@@ -181,11 +188,13 @@ struct Variant {
   bool ping_pong;
 };
 
-// Copies of K and V are of whole pages or of parts of one.
+// Copies of K and V are of whole pages or of parts of one, and a loader that looks pages up needs
+// registers which only two warpgroups can spare.
 bool FitsPages(const AttentionSpec& spec, const Tile& tile, const Variant& variant) {
   if (spec.page_size == 0) return true;
   constexpr int kMaxPieces = 32;
-  return variant.cluster == 1 && tile.block_n <= kMaxPieces * spec.page_size &&
+  return variant.cluster == 1 && tile.consumers == 2 &&
+         tile.block_n <= kMaxPieces * spec.page_size &&
          (spec.page_size % tile.block_n == 0 || tile.block_n % spec.page_size == 0);
 }
 

@@ -94,6 +94,7 @@ TEST(FwdSm90PlannerTest, CopiesAreOfWholePagesOrOfPartsOfOne) {
     for (const KernelPlan& plan : answer.plans) {
       EXPECT_TRUE(plan.block_n % page == 0 || page % plan.block_n == 0) << plan.ToString();
       EXPECT_EQ(plan.cluster, 1);
+      EXPECT_EQ(plan.consumers, 2);
     }
   }
 }
