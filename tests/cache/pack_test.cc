@@ -222,8 +222,9 @@ TEST_F(PackTest, AHeaderThatNobodyWritesIsRefused) {
         << wrong;
   }
   // Swapped contents under names in good order: each entry is another's.
-  const auto swapped = OpenBytes(
-      with_manifest(manifest, rest.substr(rest.size() / 2) + rest.substr(0, rest.size() / 2)));
+  const std::string exchanged =  // a pack in memory borrows its bytes
+      with_manifest(manifest, rest.substr(rest.size() / 2) + rest.substr(0, rest.size() / 2));
+  const auto swapped = OpenBytes(exchanged);
   ASSERT_TRUE(swapped.ok());
   EXPECT_THAT(MissOf(**swapped, NumberedEntry(1, 10)), StartsWith("corrupt: "));
 }
