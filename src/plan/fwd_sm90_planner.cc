@@ -25,6 +25,7 @@ constexpr int kPanelRowBytes = 128;
 constexpr int kAtomRows = 8;     // of the swizzle
 constexpr int kOnesColumns = 8;  // behind V
 constexpr int kSharedAlignment = 1024;
+constexpr int64_t kFewKeys = 256;
 
 int64_t RoundUp(int64_t n, int64_t multiple) { return CeilDiv(n, multiple) * multiple; }
 
@@ -79,6 +80,11 @@ FamilyAnswer Refuse(const PlanRequest& request) {
              !std::all_of(spec.strides->begin(), spec.strides->end(), StridesFit)) {
     answer.refusal = "strides: rows must start on multiples of 16 bytes";
     nearest.strides.reset();
+  } else if (!request.family.has_value() && spec.seqlen_q <= kWarpgroupRows &&
+             spec.seqlen_kv <= kFewKeys) {
+    answer.refusal = absl::StrCat("seqlen_q, seqlen_kv = ", spec.seqlen_q, ", ", spec.seqlen_kv,
+                                  ": so few rows and keys leave its tiles mostly empty");
+    nearest.seqlen_q = kWarpgroupRows + 1;
   } else {
     return answer;
   }
