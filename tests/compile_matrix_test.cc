@@ -43,9 +43,11 @@ constexpr int kRegisterSlack = 8;
 constexpr std::string_view kMainTargets[] = {"sm_75", "sm_80", "sm_90a", "sm_120a"};
 
 // Of attn_fwd_sm80: every power of two, and dims that fill no chunk, no step or no pair of tiles.
-constexpr std::string_view kSm80Dims[] = {"1",  "32", "36",  "40",      "64", "72",
-                                          "80", "96", "128", "192/128", "256"};
-constexpr std::string_view kSm80Targets[] = {"sm_80", "sm_86", "sm_90a", "sm_120a"};
+constexpr std::string_view kSm80Dims[] = {"1",   "32",  "36",  "40",     "64",  "72",
+                                          "80",  "96",  "112", "128",    "160", "192/128",
+                                          "256", "320", "512", "576/512"};
+constexpr std::string_view kSm80Targets[] = {"sm_75",  "sm_80",   "sm_86",  "sm_89",
+                                             "sm_90a", "sm_100a", "sm_120a"};
 
 // Of attn_fwd_sm90: each of its lists of tiles, and dims that fill no panel.
 constexpr std::string_view kSm90Dims[] = {"8",   "40",  "64",      "72",  "96",
@@ -121,11 +123,17 @@ std::string SpecText(std::string_view feature, std::string_view dims,
 }
 
 // What attn_fwd_sm80 leaves to the simple family.
-bool ServedBySm80(std::string_view feature) {
-  for (const char* word : {"fp32", "e4m3", "e5m2", "int8", "strided_innermost"}) {
+bool ServedBySm80(std::string_view feature, std::string_view dims, std::string_view target) {
+  for (const char* word : {"e4m3", "e5m2", "int8", "strided_innermost"}) {
     if (feature.find(word) != std::string_view::npos) return false;
   }
-  return true;
+  const bool wide = dims == "320" || dims == "512" || dims == "576/512";
+  if (feature.substr(0, 4) == "fp32") {
+    const bool fits =
+        dims != "256" || target == "sm_80" || target == "sm_90a" || target == "sm_100a";
+    return !wide && fits && target != "sm_75";
+  }
+  return target != "sm_75" || (feature.substr(0, 4) == "fp16" && !wide);
 }
 
 void AddSm80Cases(std::vector<Case>& cases) {
@@ -134,12 +142,16 @@ void AddSm80Cases(std::vector<Case>& cases) {
   };
   for (std::string_view target : kSm80Targets) {
     const bool main = target == "sm_90a";
+    const std::string_view plain = target == "sm_75" ? kFeatures[1] : kFeatures[0];
     for (std::string_view dims : kSm80Dims) {
-      if (!g_slow && !main && dims != "64" && dims != "72" && dims != "256") continue;
+      const bool common_dims = dims == "64" || dims == "72" || dims == "256" || dims == "512";
+      if (!g_slow && !main && !common_dims) continue;
       for (std::string_view feature : kFeatures) {
-        if (!ServedBySm80(feature)) continue;
+        if (!ServedBySm80(feature, dims, target)) continue;
         const bool common = feature == kFeatures[0] || feature == kFeatures[1];
-        if (g_slow || (main && dims == "128") || (common && main) || feature == kFeatures[0]) {
+        const bool is_float =
+            feature.substr(0, 4) == "fp32" && (dims == "64" || (main && dims == "256"));
+        if (g_slow || (main && (dims == "128" || common)) || is_float || feature == plain) {
           add(feature, dims, target);
         }
       }
@@ -149,7 +161,8 @@ void AddSm80Cases(std::vector<Case>& cases) {
 
 // What attn_fwd_sm90 leaves to others.
 bool ServedBySm90(std::string_view feature) {
-  return ServedBySm80(feature) && feature.find("dropout") == std::string_view::npos;
+  return ServedBySm80(feature, "64", "sm_90a") && feature.find("fp32") == std::string_view::npos &&
+         feature.find("dropout") == std::string_view::npos;
 }
 
 void AddSm90Cases(std::vector<Case>& cases) {

@@ -26,6 +26,17 @@ struct Problem {
   TILEWRIGHT_HOST_DEVICE i64 diagonal() const { return seqlen_kv - seqlen_q; }
 };
 
+// A tile of rows of a problem. Families keep it in shared memory, since most of it is looked at
+// seldom and registers are scarce.
+struct RowTile {
+  Problem problem;
+  i64 q_begin;
+  i64 part;  // of its keys: policy/parts.cuh
+  // Where the rows of K and V begin.
+  const void* k;
+  const void* v;
+};
+
 // Where the lengths come from: the first of the two for a spec without varlen.
 struct LengthsUniform {
   template <class Params>

@@ -5,6 +5,7 @@
 
 #include "core/math.cuh"
 #include "core/problem.cuh"
+#include "ptx/special.cuh"
 
 namespace tilewright {
 
@@ -17,9 +18,10 @@ namespace tilewright {
 template <class Config, class Params, class Attend>
 __device__ __forceinline__ void WalkTilesInParts(const Params& params, i64 parts,
                                                  const Attend& attend) {
-  const i64 m_tiles = CeilDiv(SeqlenQ<Config>(params), Config::kBlockM);
-  const i64 tiles = Batch<Config>(params) * params.core.heads_q * parts * m_tiles;
-  for (i64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+  for (i64 tile = blockIdx.x;; tile += gridDim.x) {
+    // Computed again for each tile, so that no register holds it meanwhile.
+    const i64 m_tiles = CeilDiv(ptx::Opaque(SeqlenQ<Config>(params)), Config::kBlockM);
+    if (tile >= Batch<Config>(params) * params.core.heads_q * parts * m_tiles) break;
     const i64 bh = tile / m_tiles / parts;
     const i64 q_begin = (m_tiles - 1 - tile % m_tiles) * Config::kBlockM;
     const Problem problem =

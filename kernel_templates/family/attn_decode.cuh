@@ -403,9 +403,9 @@ struct Warp {
         }
       }
       float none[1][1][4] = {};
-      WatchMaxima(s, none, softmax, to_log2, true);
+      WatchMaxima(s, none, softmax, to_log2, true, 0);
       Weights<S::kNTiles>(s, softmax, to_log2, 0);
-      WatchMaxima(weights, o, value_softmax, 1.f, true);
+      WatchMaxima(weights, o, value_softmax, 1.f, true, 0);
       Weights<S::kNTiles>(weights, value_softmax, 1.f, 0);
 #pragma unroll
       for (int tile = 0; tile < S::kNTiles; ++tile) {
@@ -416,7 +416,7 @@ struct Warp {
       }
       WeightedSum(weights, stage);
     } else {
-      WatchMaxima(s, o, softmax, to_log2, true);
+      WatchMaxima(s, o, softmax, to_log2, true, 0);
       Weights<S::kNTiles>(s, softmax, to_log2, 0);
       WeightedSum(s, stage);
     }

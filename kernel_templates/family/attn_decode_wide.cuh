@@ -260,7 +260,7 @@ struct Worker {
         }
       }
     }
-    MoveReferences(highest, o, softmax, true);
+    MoveReferences(highest, o, softmax, true, 0);
     if (ComputesScores()) {
       Weights<1>(s, softmax, to_log2, 0);
 #pragma unroll

@@ -33,6 +33,8 @@
 #include "mma/half_core.cuh"
 #include "mma/key_blocks.cuh"
 #include "mma/score_tile.cuh"
+#include "mma/split_core.cuh"
+#include "mma/tf32_core.cuh"
 #include "mma/tile_copy.cuh"
 #include "policy/dropout.cuh"
 #include "policy/kv_rows.cuh"
@@ -42,15 +44,44 @@
 #include "policy/scale.cuh"
 #include "policy/score_chain.cuh"
 #include "policy/sink.cuh"
-#include "ptx/cp_async.cuh"
 
 namespace tilewright {
 namespace fwd_sm80 {
 
+template <class Config, bool kIsFp32, bool kIsSplit>
+struct CoreOf {
+  using Type = HalfCore<Config>;
+};
 template <class Config>
-using Core = HalfCore<Config>;
+struct CoreOf<Config, false, true> {
+  using Type = SplitCore<Config>;
+};
+template <class Config>
+struct CoreOf<Config, true, false> {
+  using Type = Tf32Core<Config>;
+};
+template <class Config>
+using Core = typename CoreOf<Config, kIsSame<typename Config::Element, float>,
+                             (Config::kColumnWarps > 1)>::Type;
 template <class Config>
 using SharedStorage = typename Core<Config>::Shared;
+
+// The end of the tile's rows that exist.
+template <class Config>
+__device__ __forceinline__ i64 RowsEnd(const Problem& problem, i64 q_begin) {
+  return Min(q_begin + Config::kBlockM, problem.seqlen_q);
+}
+
+// The type of a pointer that lies in shared memory: itself, or a copy in registers. With 32 rows of
+// 16-bit operands ptxas 13.0 spills with the copies, with wide rows of fp32 without them.
+template <class Element>
+struct PointerOf {
+  using Type = const void* const&;
+};
+template <>
+struct PointerOf<float> {
+  using Type = const void*;
+};
 
 // The tiles of keys of one tile of rows. Holds what the loop carries from one to the next.
 template <class Config, class Params>
@@ -60,28 +91,29 @@ struct KeyLoop {
   const Problem& problem;
   const Params& params;
   const HeadPolicies<Config, Params> policies;
-  const i64 q_begin;
-  const i64 q_end;
+  const i64& q_begin;
   const bool careful;
   BlockWalk walk;
   float to_log2;
+  typename PointerOf<typename Config::Element>::Type k;
+  typename PointerOf<typename Config::Element>::Type v;
   int n;          // block of keys
   int stage = 0;  // where it lies
 
   __device__ __forceinline__ int Below() const {
-    return BlockBelow<Config>(n, walk, problem, q_begin, q_end, params);
+    return BlockBelow<Config>(n, walk, problem, q_begin, RowsEnd<Config>(problem, q_begin), params);
   }
   __device__ __forceinline__ void StartK(int to_stage, int block) {
     using Shape = TileShape<Config::kHeadDimQk, Core<Config>::kQStep, Config::kRunKeys>;
-    StartCopyOfKeys<Config, Shape>(shared.k[to_stage], params.core.k, params.core.k_strides,
-                                   problem, i64{block} * Config::kBlockN, params);
-    ptx::cp_async_commit_group();
+    StartCopyOfKeys<Config, Shape>(shared.k[to_stage], k, params.core.k_strides, problem,
+                                   i64{block} * Config::kBlockN, params);
+    CommitCopies<Config>();
   }
   __device__ __forceinline__ void StartV(int to_stage, int block) {
     using Shape = TileShape<Config::kHeadDimV, Core<Config>::kVStep, Config::kRunKeys>;
-    StartCopyOfKeys<Config, Shape>(shared.v[to_stage], params.core.v, params.core.v_strides,
-                                   problem, i64{block} * Config::kBlockN, params);
-    ptx::cp_async_commit_group();
+    StartCopyOfKeys<Config, Shape>(shared.v[to_stage], v, params.core.v_strides, problem,
+                                   i64{block} * Config::kBlockN, params);
+    CommitCopies<Config>();
   }
 
   // Whether every row sees all of block n.
@@ -89,14 +121,15 @@ struct KeyLoop {
     if constexpr (kHasFullBlocks<Config>) return n >= walk.full_begin && n < walk.full_end;
     const i64 kv_end = kv_begin + Config::kBlockN;
     return Config::KvRows::kIsDense && Config::Mask::kKnowsFull && kv_end <= problem.seqlen_kv &&
-           Config::Mask::Full(problem, q_begin, q_end, kv_begin, kv_end, params);
+           Config::Mask::Full(problem, q_begin, RowsEnd<Config>(problem, q_begin), kv_begin, kv_end,
+                              params);
   }
 
   // Block n, whose copies have been started. Without kMasked every row sees all of it.
   template <bool kMasked>
   __device__ __forceinline__ void Tile() {
     const int below = Below();
-    ptx::cp_async_wait_group<0>();
+    WaitForCopies<Config>();
     __syncthreads();
     if constexpr (Config::kStages == 2) {
       if (below >= walk.begin) {
@@ -110,7 +143,7 @@ struct KeyLoop {
     typename Core<Config>::ScoreTile scores;
     core.Scores(scores, stage);
     if constexpr (Config::kStages == 1) {
-      ptx::cp_async_wait_group<0>();
+      WaitForCopies<Config>();
       __syncthreads();
       if (below >= walk.begin) StartK(0, below);
     }
@@ -145,10 +178,12 @@ struct KeyLoop {
 // complete.
 template <class Config, class Params>
 __device__ __forceinline__ void WalkKeys(Core<Config>& core, SharedStorage<Config>& shared,
-                                         const Problem& problem, i64 q_begin, i64 q_end, i64 part,
                                          bool careful, const Params& params) {
+  const Problem& problem = shared.tile.problem;
+  const i64& q_begin = shared.tile.q_begin;
+  const i64 q_end = RowsEnd<Config>(problem, q_begin);
   BlockRange range = Config::Mask::NBlocks(problem, q_begin, q_end, Config::kBlockN, params);
-  if constexpr (Config::kSplit) range = PartOf(range, part, params.parts.parts);
+  if constexpr (Config::kSplit) range = PartOf(range, shared.tile.part, params.parts.parts);
   KeyLoop<Config, Params> loop = {
       .core = core,
       .shared = shared,
@@ -156,13 +191,14 @@ __device__ __forceinline__ void WalkKeys(Core<Config>& core, SharedStorage<Confi
       .params = params,
       .policies = HeadPolicies<Config, Params>(problem, params),
       .q_begin = q_begin,
-      .q_end = q_end,
       .careful = careful,
       .walk = {static_cast<int>(range.begin), static_cast<int>(range.end),
                static_cast<int>(kHasFullBlocks<Config> ? range.full_begin : range.begin),
                static_cast<int>(kHasFullBlocks<Config> ? range.full_end : range.begin)},
       // The scale of an empty chain is folded into the exponent.
       .to_log2 = Config::Score::kIdentity ? params.core.scale * kLog2OfE : kLog2OfE,
+      .k = shared.tile.k,
+      .v = shared.tile.v,
       .n = static_cast<int>(range.end),
   };
   const BlockWalk& walk = loop.walk;
@@ -170,11 +206,6 @@ __device__ __forceinline__ void WalkKeys(Core<Config>& core, SharedStorage<Confi
   if (loop.n < walk.begin) return;
   loop.StartK(0, loop.n);
   if constexpr (Config::kStages == 2) loop.StartV(0, loop.n);
-  if constexpr (Config::kQInRegisters) {
-    ptx::cp_async_wait_group<0>();
-    __syncthreads();
-    core.HoldQ();
-  }
   if constexpr (Config::kPeeled) {
     // Loops that a mask never enters are not compiled.
     while (loop.n >= walk.begin && loop.n >= walk.full_end) loop.template Tile<true>();
@@ -189,12 +220,13 @@ __device__ __forceinline__ void WalkKeys(Core<Config>& core, SharedStorage<Confi
   }
 }
 
+// The tile of rows that shared.tile names.
 template <class Config, class Params>
-__device__ __forceinline__ void AttendTile(SharedStorage<Config>& shared, const Problem& problem,
-                                           i64 q_begin, i64 part, const Params& params) {
+__device__ __forceinline__ void AttendTile(SharedStorage<Config>& shared, const Params& params) {
   using Element = typename Config::Element;
   const abi::TensorStrides& strides = params.core.q_strides;
-  const i64 q_end = Min(q_begin + Config::kBlockM, problem.seqlen_q);
+  const Problem& problem = shared.tile.problem;
+  const i64& q_begin = shared.tile.q_begin;
   Core<Config> core(shared);
   for (bool careful = false;; careful = true) {
     __syncthreads();  // shared memory may still be read: by the previous tile, or by the first
@@ -203,19 +235,19 @@ __device__ __forceinline__ void AttendTile(SharedStorage<Config>& shared, const 
                        problem.q_batch * strides.batch + problem.h * strides.head +
                        (problem.q_row + q_begin) * strides.seq;
     StartCopy<Config, TileShape<Config::kHeadDimQk, Core<Config>::kQStep, 2>>(
-        shared.qo, static_cast<int>(q_end - q_begin), Aligned16(params.core.q, strides),
-        DenseRows<Element>{q, strides.seq});
+        shared.qo, static_cast<int>(RowsEnd<Config>(problem, q_begin) - q_begin),
+        Aligned16<Element>(params.core.q, strides), DenseRows<Element>{q, strides.seq});
     // Also when no key follows: O is written where these copies land.
-    ptx::cp_async_commit_group();
+    CommitCopies<Config>();
     core.Start();
-    WalkKeys<Config>(core, shared, problem, q_begin, q_end, part, careful, params);
+    WalkKeys<Config>(core, shared, careful, params);
     if (careful || !__syncthreads_or(core.NonFinite())) break;
   }
-  ptx::cp_async_wait_group<0>();
+  WaitForCopies<Config>();
   __syncthreads();
   if constexpr (Config::kSplit) {
     if (params.parts.parts > 1) {
-      core.StorePart(problem, q_begin, part, params);
+      core.StorePart(problem, q_begin, shared.tile.part, params);
       return;
     }
   }
@@ -236,9 +268,13 @@ __device__ __forceinline__ void Run(const Params& params) {
   const i64 parts = NumParts<Config>(params);
   WalkTilesInParts<Config>(params, parts, [&](const Problem& problem, i64 q_begin, i64 part) {
     __syncthreads();
-    if (threadIdx.x == 0) shared.problem = problem;
+    if (threadIdx.x == 0) {
+      shared.tile = {problem, q_begin, part,
+                     FirstKeyRow<Config>(params.core.k, params.core.k_strides, problem, params),
+                     FirstKeyRow<Config>(params.core.v, params.core.v_strides, problem, params)};
+    }
     __syncthreads();
-    AttendTile<Config>(shared, shared.problem, q_begin, part, params);
+    AttendTile<Config>(shared, params);
   });
 }
 

@@ -4,6 +4,7 @@
 #ifndef TILEWRIGHT_MMA_HALF_PRODUCTS_CUH_
 #define TILEWRIGHT_MMA_HALF_PRODUCTS_CUH_
 
+#include "core/convert.cuh"
 #include "core/online_softmax.cuh"
 #include "core/types.cuh"
 #include "mma/score_tile.cuh"
@@ -12,6 +13,35 @@
 #include "ptx/mma_sync.cuh"
 
 namespace tilewright {
+
+// The instructions on 16-bit operands. kTuring: only those that sm_75 has, for fp16.
+template <class ElementType, bool kTuring>
+struct HalfOps {
+  using Element = ElementType;
+  static constexpr u32 kTwoOnes = kIsSame<Element, Fp16> ? 0x3c003c00u : 0x3f803f80u;
+
+  static __device__ __forceinline__ void Multiply(float (&d)[4], const u32 (&a)[4], u32 b0,
+                                                  u32 b1) {
+    if constexpr (kTuring) {
+      ptx::mma_m16n8k8(d, a[0], a[1], b0, Element{});
+      ptx::mma_m16n8k8(d, a[2], a[3], b1, Element{});
+    } else {
+      ptx::mma_m16n8k16(d, a, b0, b1, Element{});
+    }
+  }
+
+  // To nearest even, `low` in the lower half.
+  static __device__ __forceinline__ u32 Pack(float high, float low) {
+    if constexpr (kTuring) {
+      Element upper, lower;
+      FromFloat(high, &upper);
+      FromFloat(low, &lower);
+      return static_cast<u32>(upper.bits) << 16 | lower.bits;
+    } else {
+      return ptx::cvt_rn_x2_f32(high, low, Element{});
+    }
+  }
+};
 
 // The address that this lane gives to ldmatrix.x4 for a 16 x 16 tile at `first` as operand A, or,
 // transposed by ldmatrix, as two operands B whose k runs along the rows.
@@ -45,41 +75,48 @@ __device__ __forceinline__ void ClearTile(float (&d)[kMTiles][kNTiles][4]) {
 }
 
 // d += a B^T for 16 columns of B, whose rows are the columns of d.
-template <class Element, int kPitch, int kMTiles, int kNTiles>
+template <class Ops, int kPitch, int kMTiles, int kNTiles>
 __device__ __forceinline__ void MultiplyByColumns(float (&d)[kMTiles][kNTiles][4],
                                                   const u32 (&a)[kMTiles][4], unsigned b_address) {
-  static_assert(kNTiles % 2 == 0);
 #pragma unroll
-  for (int n = 0; n < kNTiles; n += 2) {
+  for (int n = 0; n + 1 < kNTiles; n += 2) {
     u32 b[4];
-    ptx::ldmatrix_x4(b, b_address + n * 8 * kPitch * sizeof(Element));
+    ptx::ldmatrix_x4(b, b_address + n * 8 * kPitch * sizeof(typename Ops::Element));
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
-      ptx::mma_m16n8k16(d[m][n], a[m], b[0], b[1], Element{});
-      ptx::mma_m16n8k16(d[m][n + 1], a[m], b[2], b[3], Element{});
+      Ops::Multiply(d[m][n], a[m], b[0], b[1]);
+      Ops::Multiply(d[m][n + 1], a[m], b[2], b[3]);
+    }
+  }
+  if constexpr (kNTiles % 2 == 1) {
+    u32 b[2];
+    ptx::ldmatrix_x2(b, b_address + (kNTiles - 1) * 8 * kPitch * sizeof(typename Ops::Element));
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+      Ops::Multiply(d[m][kNTiles - 1], a[m], b[0], b[1]);
     }
   }
 }
 
 // d += A B^T over kSteps * 16 columns of both.
-template <class Element, int kSteps, int kPitchA, int kPitchB, int kMTiles, int kNTiles>
+template <class Ops, int kSteps, int kUnroll, int kPitchA, int kPitchB, int kMTiles, int kNTiles>
 __device__ __forceinline__ void ScoreSteps(float (&d)[kMTiles][kNTiles][4], unsigned a_address,
                                            unsigned b_address) {
-  // Twice, for the sake of compile time: the addresses are all that a step leaves to the next.
-#pragma unroll 2
+#pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     u32 a[kMTiles][4];
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
-      ptx::ldmatrix_x4(a[m], a_address + m * 16 * kPitchA * sizeof(Element) + step * 32);
+      ptx::ldmatrix_x4(a[m],
+                       a_address + m * 16 * kPitchA * sizeof(typename Ops::Element) + step * 32);
     }
-    MultiplyByColumns<Element, kPitchB>(d, a, b_address + step * 32);
+    MultiplyByColumns<Ops, kPitchB>(d, a, b_address + step * 32);
   }
 }
 
-// d += a B for 16 rows of B.
-template <class Element, int kMTiles, int kNTiles>
-__device__ __forceinline__ void MultiplyByRows(float (&d)[kMTiles][kNTiles][4],
+// The first kNTiles tiles of d += a B for 16 rows of B.
+template <class Ops, int kNTiles, int kMTiles, int kAllTiles>
+__device__ __forceinline__ void MultiplyByRows(float (&d)[kMTiles][kAllTiles][4],
                                                const u32 (&a)[kMTiles][4], unsigned b_address) {
 #pragma unroll
   for (int n = 0; n + 1 < kNTiles; n += 2) {
@@ -87,8 +124,8 @@ __device__ __forceinline__ void MultiplyByRows(float (&d)[kMTiles][kNTiles][4],
     ptx::ldmatrix_x4_trans(b, b_address + n * 16);
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
-      ptx::mma_m16n8k16(d[m][n], a[m], b[0], b[1], Element{});
-      ptx::mma_m16n8k16(d[m][n + 1], a[m], b[2], b[3], Element{});
+      Ops::Multiply(d[m][n], a[m], b[0], b[1]);
+      Ops::Multiply(d[m][n + 1], a[m], b[2], b[3]);
     }
   }
   if constexpr (kNTiles % 2 == 1) {
@@ -96,32 +133,43 @@ __device__ __forceinline__ void MultiplyByRows(float (&d)[kMTiles][kNTiles][4],
     ptx::ldmatrix_x2_trans(b, b_address + (kNTiles - 1) * 16);
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
-      ptx::mma_m16n8k16(d[m][kNTiles - 1], a[m], b[0], b[1], Element{});
+      Ops::Multiply(d[m][kNTiles - 1], a[m], b[0], b[1]);
     }
   }
 }
 
+// The last tile of d += a times ones: the sums of a's rows, in each of the tile's columns.
+template <class Ops, int kMTiles, int kAllTiles>
+__device__ __forceinline__ void AddRowSums(float (&d)[kMTiles][kAllTiles][4],
+                                           const u32 (&a)[kMTiles][4]) {
+#pragma unroll
+  for (int m = 0; m < kMTiles; ++m) {
+    Ops::Multiply(d[m][kAllTiles - 1], a[m], Ops::kTwoOnes, Ops::kTwoOnes);
+  }
+}
+
 // Weights of 16 keys, accumulators of two n8 tiles, as an operand A.
-template <class Element, int kNTiles>
+template <class Ops, int kNTiles>
 __device__ __forceinline__ void PackWeights(u32 (&p)[4], const float (&weights)[kNTiles][4],
                                             int step) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float(&w)[4] = weights[2 * step + half];
-    p[2 * half] = ptx::cvt_rn_x2_f32(w[1], w[0], Element{});
-    p[2 * half + 1] = ptx::cvt_rn_x2_f32(w[3], w[2], Element{});
+    p[2 * half] = Ops::Pack(w[1], w[0]);
+    p[2 * half + 1] = Ops::Pack(w[3], w[2]);
   }
 }
 
 // Row r (0, 1) of the lane's rows of O, normalised, to its row in shared memory.
-template <class Element, int kVTiles>
-__device__ __forceinline__ void StoreFragments(Element* row, const float (&o)[kVTiles][4], int r,
+template <class Ops, int kVTiles, int kAllTiles>
+__device__ __forceinline__ void StoreFragments(typename Ops::Element* row,
+                                               const float (&o)[kAllTiles][4], int r,
                                                const SoftmaxEnd& end) {
 #pragma unroll
   for (int n = 0; n < kVTiles; ++n) {
     const float low = end.empty ? 0.f : o[n][2 * r] * end.o_scale;
     const float high = end.empty ? 0.f : o[n][2 * r + 1] * end.o_scale;
-    *reinterpret_cast<u32*>(row + ColumnOf(n, 0)) = ptx::cvt_rn_x2_f32(high, low, Element{});
+    *reinterpret_cast<u32*>(row + ColumnOf(n, 0)) = Ops::Pack(high, low);
   }
 }
 

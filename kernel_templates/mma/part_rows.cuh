@@ -7,10 +7,11 @@
 
 namespace tilewright {
 
-// Writes O normalised within the part, fp32, and its LSE; of a row that saw no key the LSE only.
-// `row_begin` is the warp's first row.
-template <int kColumns, int kMTiles, int kVTiles>
-__device__ __forceinline__ void StorePartRows(const float (&o)[kMTiles][kVTiles][4],
+// Writes the first kVTiles tiles of O, divided by `sums`, fp32, and the part's LSE; of a row that
+// saw no key the LSE only. `row_begin` is the warp's first row.
+template <int kColumns, int kVTiles, int kMTiles, int kAllTiles>
+__device__ __forceinline__ void StorePartRows(const float (&o)[kMTiles][kAllTiles][4],
+                                              const float (&sums)[kMTiles][2],
                                               const SoftmaxState<kMTiles>& softmax,
                                               const Problem& problem, i64 row_begin, i64 part,
                                               const abi::PartsArgs& parts) {
@@ -18,12 +19,13 @@ __device__ __forceinline__ void StorePartRows(const float (&o)[kMTiles][kVTiles]
   for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const SoftmaxEnd end =
-          FinishRow(softmax.reference[m][r], QuadSum(softmax.sum[m][r]), -Infinity());
+      const float reference = softmax.reference[m][r];
+      const SoftmaxEnd end = FinishRow(reference, sums[m][r], -Infinity());
+      const float lse = FinishRow(reference, QuadSum(softmax.sum[m][r]), -Infinity()).lse;
       const i64 i = row_begin + RowOf(m, 2 * r);
       if (i >= problem.seqlen_q) continue;
       const PartRow row = PartRowAt(problem, i, part, parts);
-      if (threadIdx.x % 4 == 0) *row.lse = end.lse;
+      if (threadIdx.x % 4 == 0) *row.lse = lse;
       if (end.empty) continue;
 #pragma unroll
       for (int n = 0; n < kVTiles; ++n) {

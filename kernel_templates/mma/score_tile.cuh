@@ -219,7 +219,13 @@ __device__ __forceinline__ float QuadMax(float value) {
 // the weights shows it (RaiseReferences); what overflows before that makes O or the sum non-finite,
 // and the tile is then computed again with `watch` always set: every maximum is taken, and a
 // reference moves as soon as a score passes it by kLazyLog2.
-template <int kMTiles>
+//
+// A weight that is no power of two is rounded when it becomes an operand. What O is divided by must
+// be the sum of the rounded weights: else a row with most of its weight on one key is off by that
+// key's rounding. The tensor core adds it up as a column more of O, by a column of ones in V
+// (AddRowSums). The LSE asks for the sum of the weights as they were; kHasSums says whether `sum`
+// holds it.
+template <int kMTiles, bool kHasSums = true>
 struct SoftmaxState {
   float reference[kMTiles][2];  // log2 units
   float sum[kMTiles][2];        // this lane's columns only, until the end
@@ -233,8 +239,8 @@ inline constexpr float kNoReference = -1e30f;
 // raise its highest score by another 2^80 before anything overflows.
 inline constexpr float kHighSum = 1099511627776.f;  // 2^40
 
-template <int kMTiles, int kVTiles>
-__device__ __forceinline__ void StartSoftmax(SoftmaxState<kMTiles>& softmax,
+template <int kMTiles, bool kHasSums, int kVTiles>
+__device__ __forceinline__ void StartSoftmax(SoftmaxState<kMTiles, kHasSums>& softmax,
                                              float (&o)[kMTiles][kVTiles][4]) {
   softmax.watch = true;
 #pragma unroll
@@ -242,7 +248,7 @@ __device__ __forceinline__ void StartSoftmax(SoftmaxState<kMTiles>& softmax,
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       softmax.reference[m][r] = kNoReference;
-      softmax.sum[m][r] = 0;
+      if constexpr (kHasSums) softmax.sum[m][r] = 0;
     }
 #pragma unroll
     for (int n = 0; n < kVTiles; ++n) {
@@ -252,11 +258,11 @@ __device__ __forceinline__ void StartSoftmax(SoftmaxState<kMTiles>& softmax,
   }
 }
 
-template <int kMTiles, int kVTiles>
-__device__ __forceinline__ void ScaleRow(SoftmaxState<kMTiles>& softmax,
+template <int kMTiles, bool kHasSums, int kVTiles>
+__device__ __forceinline__ void ScaleRow(SoftmaxState<kMTiles, kHasSums>& softmax,
                                          float (&o)[kMTiles][kVTiles][4], int m, int r,
                                          float factor) {
-  softmax.sum[m][r] *= factor;
+  if constexpr (kHasSums) softmax.sum[m][r] *= factor;
 #pragma unroll
   for (int n = 0; n < kVTiles; ++n) {
     o[m][n][2 * r] *= factor;
@@ -276,17 +282,19 @@ __device__ __forceinline__ float HighestScore(const float (&scores)[kMTiles][kNT
   return QuadMax(value);
 }
 
-// Moves the reference of rows whose highest score (in log2 units) passes it by more than kLazyLog2,
-// or that have none. `always`: keeps watching.
-template <int kMTiles, int kVTiles>
+// Moves the reference of rows whose highest score (in log2 units) passes it by more than `lazy`, or
+// that have none. `always`: keeps watching. Without AddRowSums `lazy` should be 0: the weight of
+// the highest score is then 1, whose operand is exact.
+template <int kMTiles, bool kHasSums, int kVTiles>
 __device__ __forceinline__ void MoveReferences(const float (&highest)[kMTiles][2],
                                                float (&o)[kMTiles][kVTiles][4],
-                                               SoftmaxState<kMTiles>& softmax, bool always) {
+                                               SoftmaxState<kMTiles, kHasSums>& softmax,
+                                               bool always, float lazy) {
   bool moves = false;
 #pragma unroll
   for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) moves |= highest[m][r] > softmax.reference[m][r] + kLazyLog2;
+    for (int r = 0; r < 2; ++r) moves |= highest[m][r] > softmax.reference[m][r] + lazy;
   }
   if (!__any_sync(kAllLanes, moves)) return;
   bool missing = false;
@@ -305,18 +313,18 @@ __device__ __forceinline__ void MoveReferences(const float (&highest)[kMTiles][2
 }
 
 // As above, from the scores of all keys (times `to_log2`: log2 units).
-template <int kMTiles, int kNTiles, int kVTiles>
+template <int kMTiles, bool kHasSums, int kNTiles, int kVTiles>
 __device__ __forceinline__ void WatchMaxima(const float (&scores)[kMTiles][kNTiles][4],
                                             float (&o)[kMTiles][kVTiles][4],
-                                            SoftmaxState<kMTiles>& softmax, float to_log2,
-                                            bool always) {
+                                            SoftmaxState<kMTiles, kHasSums>& softmax, float to_log2,
+                                            bool always, float lazy) {
   float highest[kMTiles][2];
 #pragma unroll
   for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) highest[m][r] = HighestScore(scores, m, r) * to_log2;
   }
-  MoveReferences(highest, o, softmax, always);
+  MoveReferences(highest, o, softmax, always, lazy);
 }
 
 // floor(log2(value)) for values from 1 on; 126 at most.
@@ -330,43 +338,47 @@ TILEWRIGHT_HOST_DEVICE float PowerOfTwo(int exponent) {
 }
 
 // By the exponent of `sum`, the highest of the row's sums. An infinite sum stays infinite.
-template <int kMTiles, int kVTiles>
-__device__ __forceinline__ void RaiseRow(SoftmaxState<kMTiles>& softmax,
+template <int kMTiles, bool kHasSums, int kVTiles>
+__device__ __forceinline__ void RaiseRow(SoftmaxState<kMTiles, kHasSums>& softmax,
                                          float (&o)[kMTiles][kVTiles][4], int m, int r, float sum) {
   const int exponent = sum > 1.f ? ExponentOf(sum) : 0;
   softmax.reference[m][r] += static_cast<float>(exponent);
   ScaleRow(softmax, o, m, r, PowerOfTwo(-exponent));
 }
 
-template <int kMTiles>
-__device__ __forceinline__ bool SumsAreHigh(const SoftmaxState<kMTiles>& softmax) {
+// Raises references by a power of two where a row's sum, `sums[m][r]`, has grown high, so that sums
+// and O keep away from overflow. The sums of the four lanes that share a row may differ.
+template <int kMTiles, bool kHasSums, int kVTiles>
+__device__ __forceinline__ void RaiseReferences(const float (&sums)[kMTiles][2],
+                                                SoftmaxState<kMTiles, kHasSums>& softmax,
+                                                float (&o)[kMTiles][kVTiles][4]) {
   float highest = 0;
 #pragma unroll
+  for (int m = 0; m < kMTiles; ++m) highest = fmaxf(highest, fmaxf(sums[m][0], sums[m][1]));
+  if (!__any_sync(kAllLanes, highest > kHighSum)) return;
+#pragma unroll
   for (int m = 0; m < kMTiles; ++m) {
-    highest = fmaxf(highest, fmaxf(softmax.sum[m][0], softmax.sum[m][1]));
+#pragma unroll
+    for (int r = 0; r < 2; ++r) RaiseRow(softmax, o, m, r, QuadMax(sums[m][r]));
   }
-  return __any_sync(kAllLanes, highest > kHighSum);
 }
 
-// Raises references by a power of two where a sum has grown high, so that sum and O keep away from
-// overflow.
+// The sums of the multiplied weights, O's last tile: any column of it.
 template <int kMTiles, int kVTiles>
-__device__ __forceinline__ void RaiseReferences(SoftmaxState<kMTiles>& softmax,
-                                                float (&o)[kMTiles][kVTiles][4]) {
-  if (!SumsAreHigh(softmax)) return;
+__device__ __forceinline__ void GetRowSums(float (&sums)[kMTiles][2],
+                                           const float (&o)[kMTiles][kVTiles][4]) {
 #pragma unroll
   for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      RaiseRow(softmax, o, m, r, QuadMax(softmax.sum[m][r]));
-    }
+    for (int r = 0; r < 2; ++r) sums[m][r] = o[m][kVTiles - 1][2 * r];
   }
 }
 
 // Turns the scores of tiles [first, first + kCount) into weights and adds them to the sums.
-template <int kCount, int kMTiles, int kNTiles>
+template <int kCount, int kMTiles, bool kHasSums, int kNTiles>
 __device__ __forceinline__ void Weights(float (&scores)[kMTiles][kNTiles][4],
-                                        SoftmaxState<kMTiles>& softmax, float to_log2, int first) {
+                                        SoftmaxState<kMTiles, kHasSums>& softmax, float to_log2,
+                                        int first) {
 #pragma unroll
   for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
@@ -377,7 +389,7 @@ __device__ __forceinline__ void Weights(float (&scores)[kMTiles][kNTiles][4],
         for (int c = 0; c < 2; ++c) {
           float& s = scores[m][first + n][2 * r + c];
           s = ptx::ex2_approx_ftz(fmaf(s, to_log2, -softmax.reference[m][r]));
-          softmax.sum[m][r] += s;
+          if constexpr (kHasSums) softmax.sum[m][r] += s;
         }
       }
     }
@@ -400,14 +412,16 @@ __device__ __forceinline__ SoftmaxEnd FinishRow(float reference, float sum, floa
 }
 
 // Whether any element of O or a sum is Inf or NaN.
-template <int kMTiles, int kVTiles>
+template <int kMTiles, bool kHasSums, int kVTiles>
 __device__ __forceinline__ bool HasNonFinite(const float (&o)[kMTiles][kVTiles][4],
-                                             const SoftmaxState<kMTiles>& softmax) {
+                                             const SoftmaxState<kMTiles, kHasSums>& softmax) {
   float probe = 0;  // stays 0: 0 * finite
 #pragma unroll
   for (int m = 0; m < kMTiles; ++m) {
+    if constexpr (kHasSums) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) probe = fmaf(softmax.sum[m][r], 0.f, probe);
+      for (int r = 0; r < 2; ++r) probe = fmaf(softmax.sum[m][r], 0.f, probe);
+    }
 #pragma unroll
     for (int n = 0; n < kVTiles; ++n) {
 #pragma unroll

@@ -26,10 +26,22 @@ TILEWRIGHT_HOST_DEVICE constexpr int PowerOfTwoFrom(int n) {
 template <class Config>
 inline constexpr int kThreads = Config::kWarps * 32;
 
-// Whether every row of a 16-bit tensor starts on a multiple of 16 bytes.
+// Whether the plan has only instructions of sm_75; only some families have one.
+template <class Config>
+concept IsForTuring = requires {
+  requires Config::kTuring;
+};
+
+// Elements that 16 bytes hold.
+template <class Element>
+inline constexpr int kChunkElements = 16 / static_cast<int>(sizeof(Element));
+
+// Whether every row of a tensor, of 16-bit elements unless said otherwise, starts on a multiple of
+// 16 bytes.
+template <class Element = u16>
 __device__ __forceinline__ bool Aligned16(const void* base, const abi::TensorStrides& strides) {
   return (reinterpret_cast<u64>(base) % 16 == 0) &&
-         (strides.batch | strides.seq | strides.head) % 8 == 0;
+         (strides.batch | strides.seq | strides.head) % kChunkElements<Element> == 0;
 }
 
 // Bytes, 2 to 16, that the first elements of all rows of a 16-bit tensor are multiples of.
@@ -41,6 +53,37 @@ __device__ __forceinline__ int RowAlignment(const void* base, const abi::TensorS
 // Elements between rows of a shared tile that holds `columns` of them.
 TILEWRIGHT_HOST_DEVICE constexpr int Pitch(int columns) {
   return 8 * (RoundUp(columns, 8) / 8 | 1);
+}
+
+// Copies of sm_80 run behind what follows them, until they are waited for; sm_75's are done at
+// once.
+template <class Config>
+__device__ __forceinline__ void CommitCopies() {
+  if constexpr (!IsForTuring<Config>) ptx::cp_async_commit_group();
+}
+template <class Config>
+__device__ __forceinline__ void WaitForCopies() {
+  if constexpr (!IsForTuring<Config>) ptx::cp_async_wait_group<0>();
+}
+
+// Copies 16 bytes, of which those from `bytes` on become zeros and are not read.
+template <class Config, class Element>
+__device__ __forceinline__ void CopyChunk(Element* to, const Element* from, int bytes) {
+  if constexpr (IsForTuring<Config>) {
+    Words<16> chunk = {};
+    if (bytes == 16) {
+      chunk = *reinterpret_cast<const Words<16>*>(from);
+    } else {
+#pragma unroll
+      for (int n = 0; n < 8; ++n) {
+        const u32 half = 2 * n < bytes ? reinterpret_cast<const u16*>(from)[n] : 0;
+        chunk.word[n / 2] |= half << (n % 2 * 16);
+      }
+    }
+    *reinterpret_cast<Words<16>*>(to) = chunk;
+  } else {
+    ptx::cp_async_cg_16(ptx::SharedAddress(to), from, bytes);
+  }
 }
 
 // Rows `stride` elements apart.
@@ -71,17 +114,18 @@ struct LocatedRows {
   }
 };
 
-// Copies 8 elements of 16 bits to a multiple of 16 bytes. Those from `columns` on become zeros and
-// are not read.
+// Copies 16 bytes' elements to a multiple of 16 bytes. Those from `columns` on become zeros and are
+// not read.
 template <class Element>
 __device__ __forceinline__ void StartNarrowCopy(Element* to, const Element* from, int columns) {
-  if (reinterpret_cast<u64>(from) % 4 == 0) {
+  constexpr int kPerWord = 4 / static_cast<int>(sizeof(Element));
+  if (kPerWord == 1 || reinterpret_cast<u64>(from) % 4 == 0) {
 #pragma unroll
-    for (int n = 0; n < 8; n += 2) {
-      const int bytes = columns > n + 1 ? 4 : columns > n ? 2 : 0;
+    for (int n = 0; n < kChunkElements<Element>; n += kPerWord) {
+      const int bytes = columns >= n + kPerWord ? 4 : columns > n ? 2 : 0;
       ptx::cp_async_ca<4>(ptx::SharedAddress(to + n), from + n, bytes);
     }
-  } else {
+  } else if constexpr (kPerWord == 2) {
     // Element 0, three aligned pairs, element 7; a pair with one element is read as that.
     const auto* const halves = reinterpret_cast<const u16*>(from);
     u32 first = columns > 0 ? halves[0] : 0;
@@ -101,7 +145,7 @@ __device__ __forceinline__ void StartNarrowCopy(Element* to, const Element* from
   }
 }
 
-// A tile to copy: rows of kColumns elements of 16 bits, row r to tile[ColumnOfKey<kRunKeys>(r)];
+// A tile to copy: rows of kColumns elements, row r to tile[ColumnOfKey<kRunKeys>(r)];
 // columns from kColumns to the next multiple of kColumnStep become zeros.
 template <int kColumnCount, int kColumnStep, int kRunKeysOfTile>
 struct TileShape {
@@ -110,11 +154,12 @@ struct TileShape {
   static constexpr int kRunKeys = kRunKeysOfTile;
 };
 
-// Rows that are multiples of 16 bytes, by one cp.async a chunk of 8 elements.
+// Rows that are multiples of 16 bytes, a copy for each 16.
 template <class Config, class Shape, class Element, int kRows, int kPitch, class RowPointer>
 __device__ __forceinline__ void StartWideCopy(Element (&tile)[kRows][kPitch], int valid_rows,
                                               const RowPointer& row_pointer) {
-  constexpr int kColumns = Shape::kColumns, kPadded = Shape::kPadded, kChunks = kPadded / 8;
+  constexpr int kColumns = Shape::kColumns, kPadded = Shape::kPadded;
+  constexpr int kPer = kChunkElements<Element>, kChunks = kPadded / kPer;
   // A power of two of threads side by side, so that each keeps its column and its addresses are a
   // constant step apart; for other chunk counts the last of them rest.
   constexpr int kLanes = PowerOfTwoFrom(kChunks);
@@ -130,10 +175,12 @@ __device__ __forceinline__ void StartWideCopy(Element (&tile)[kRows][kPitch], in
                                  : ColumnOfKey<Shape::kRunKeys>(row);
     // All bytes of a chunk, those below kColumns, or none: then the address is not followed.
     int bytes = 16;
-    if (kColumns % 8 != 0 && chunk == kColumns / 8) bytes = kColumns % 8 * 2;
-    if (kPadded - kColumns >= 8 && chunk * 8 >= kColumns) bytes = 0;
+    if (kColumns % kPer != 0 && chunk == kColumns / kPer) {
+      bytes = kColumns % kPer * static_cast<int>(sizeof(Element));
+    }
+    if (kPadded - kColumns >= kPer && chunk * kPer >= kColumns) bytes = 0;
     if (row >= valid_rows || (RowPointer::kMayBeMissing && source_row == nullptr)) bytes = 0;
-    ptx::cp_async_cg_16(ptx::SharedAddress(&tile[place][chunk * 8]), source_row + chunk * 8, bytes);
+    CopyChunk<Config>(&tile[place][chunk * kPer], source_row + chunk * kPer, bytes);
   };
   if (kLanes == kChunks || chunk < kChunks) {
     if constexpr (!RowPointer::kMayBeMissing) {
@@ -158,7 +205,7 @@ __device__ __forceinline__ void StartWideCopy(Element (&tile)[kRows][kPitch], in
   }
 }
 
-// Rows anywhere, kUnit elements at a time: 8 as StartNarrowCopy does, or 1.
+// Rows anywhere, kUnit elements at a time: those of 16 bytes as StartNarrowCopy does, or 1.
 template <class Config, class Shape, int kUnit, class Element, int kRows, int kPitch,
           class RowPointer>
 __device__ __forceinline__ void CopyRows(Element (&tile)[kRows][kPitch], int valid_rows,
@@ -172,7 +219,7 @@ __device__ __forceinline__ void CopyRows(Element (&tile)[kRows][kPitch], int val
     const bool exists = row < valid_rows && (!RowPointer::kMayBeMissing || source_row != nullptr);
     const int columns = exists ? Shape::kColumns - column : 0;
     Element* const to = &tile[ColumnOfKey<Shape::kRunKeys>(row)][column];
-    if constexpr (kUnit == 8) {
+    if constexpr (kUnit > 1) {
       StartNarrowCopy(to, source_row + column, columns);
     } else {
       *to = columns > 0 ? source_row[column] : Element{0};
@@ -193,39 +240,49 @@ concept IsForNarrowRows = requires {
 template <class Config, class Shape, class Element, int kRows, int kPitch, class RowPointer>
 __device__ __forceinline__ void StartCopy(Element (&tile)[kRows][kPitch], int valid_rows, bool wide,
                                           const RowPointer& row_pointer) {
-  if constexpr (IsForNarrowRows<Config>) {
-    CopyRows<Config, Shape, 8>(tile, valid_rows, row_pointer);
-  } else if (wide) {
-    StartWideCopy<Config, Shape>(tile, valid_rows, row_pointer);
-  } else {
-    CopyRows<Config, Shape, 1>(tile, valid_rows, row_pointer);
+  if constexpr (!IsForNarrowRows<Config>) {
+    if (wide) return StartWideCopy<Config, Shape>(tile, valid_rows, row_pointer);
   }
+  constexpr bool kByChunks = IsForNarrowRows<Config> || sizeof(Element) == 4;
+  CopyRows<Config, Shape, kByChunks ? kChunkElements<Element> : 1>(tile, valid_rows, row_pointer);
 }
 
-// Starts the copy of the K or V rows of block n.
+// Where the rows of K or V of a problem begin: dense ones with row 0 of the sequence, others with
+// the head.
+template <class Config, class Params>
+__device__ __forceinline__ const void* FirstKeyRow(const void* base,
+                                                   const abi::TensorStrides& strides,
+                                                   const Problem& problem, const Params& params) {
+  auto* first = static_cast<const typename Config::Element*>(base) + problem.h_kv * strides.head;
+  if constexpr (Config::KvRows::kIsDense) {
+    const KvRow row = Config::KvRows::Locate(problem, 0, params);
+    first += row.block * strides.batch + row.row * strides.seq;
+  }
+  return first;
+}
+
+// Starts the copy of the rows from `kv_begin` on, of a tensor that FirstKeyRow gives.
 template <class Config, class Shape, int kPitch, class Params>
 __device__ __forceinline__ void StartCopyOfKeys(
-    typename Config::Element (&tile)[Config::kBlockN][kPitch], const void* base,
+    typename Config::Element (&tile)[Config::kBlockN][kPitch], const void* first_row,
     const abi::TensorStrides& strides, const Problem& problem, i64 kv_begin, const Params& params) {
   using Element = typename Config::Element;
-  const Element* head = static_cast<const Element*>(base) + problem.h_kv * strides.head;
-  const bool wide = Aligned16(base, strides);
+  const auto* const first = static_cast<const Element*>(first_row);
+  const bool wide = Aligned16<Element>(first, strides);
   const int valid_rows = static_cast<int>(Min(Config::kBlockN, problem.seqlen_kv - kv_begin));
-  // Rows are a constant stride apart in dense tensors, and in a tile that lies on one page.
-  constexpr bool kOneStride = [] {
-    if constexpr (Config::KvRows::kIsDense)
-      return true;
-    else
-      return Config::KvRows::kPageRows % Config::kBlockN == 0;
-  }();
-  if constexpr (kOneStride) {
-    const KvRow first = Config::KvRows::Locate(problem, kv_begin, params);
-    const Element* rows = head + first.block * strides.batch + first.row * strides.seq;
-    StartCopy<Config, Shape>(tile, first.exists() ? valid_rows : 0, wide,
+  if constexpr (Config::KvRows::kIsDense) {
+    StartCopy<Config, Shape>(tile, valid_rows, wide,
+                             DenseRows<Element>{first + kv_begin * strides.seq, strides.seq});
+  } else if constexpr (Config::KvRows::kPageRows % Config::kBlockN == 0) {
+    // The tile lies on one page.
+    const KvRow row = Config::KvRows::Locate(problem, kv_begin, params);
+    const Element* rows = first + row.block * strides.batch + row.row * strides.seq;
+    StartCopy<Config, Shape>(tile, row.exists() ? valid_rows : 0, wide,
                              DenseRows<Element>{rows, strides.seq});
   } else {
-    StartCopy<Config, Shape>(tile, valid_rows, wide,
-                             LocatedRows<Config, Params>{head, strides, problem, params, kv_begin});
+    StartCopy<Config, Shape>(
+        tile, valid_rows, wide,
+        LocatedRows<Config, Params>{first, strides, problem, params, kv_begin});
   }
 }
 

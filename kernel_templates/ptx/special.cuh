@@ -16,8 +16,8 @@ __device__ __forceinline__ float ex2_approx_ftz(float x) {
   return y;
 }
 
-// `value`, of which the compiler knows nothing: what is computed from it is computed again each
-// time, not kept in registers throughout a loop.
+// `value`, of which the compiler knows nothing: what is computed from it is computed where it
+// stands.
 __device__ __forceinline__ i64 Opaque(i64 value) {
   asm volatile("" : "+l"(value));
   return value;

@@ -400,6 +400,7 @@ absl::StatusOr<AttentionSpec> FromC(const tw_spec* c_spec) {
   spec.alibi_gradient = c.alibi_gradient != 0;
   spec.sinks_gradient = c.sinks_gradient != 0;
   spec.mask_snippet = {Text(c.mask_snippet), Text(c.mask_snippet_file)};
+  spec.mask_tile_snippet = {Text(c.mask_tile_snippet), Text(c.mask_tile_snippet_file)};
   spec.page_size = c.page_size;
   spec.lse = c.lse != 0;
   spec.lse_base = static_cast<LseBase>(c.lse_base);

@@ -63,6 +63,8 @@ constexpr WordDoc kWords[] = {
     {"score_grad", "score_grad=@FILE",
      "backward: CUDA text for the gradient of `score=`; without it the derivative is generated",
      ""},
+    {"mask_tile", "mask_tile=@FILE",
+     "CUDA text that says of a tile what `mask=@FILE` keeps: `none`, `some` or `all`", ""},
     {"array", "array=NAME:TYPE",
      "a device array that snippets read; `:grad`: the gradient snippet adds to its gradient", ""},
     {"scalar", "scalar=NAME:TYPE", "a `float` or `int64` that snippets read", ""},

@@ -88,8 +88,10 @@ std::string PlanName(const KernelPlan& plan) {
                           plan.split ? "split" : "");
     case Family::kFwdSm80:
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "s", plan.stages,
-                          plan.peeled ? "peeled" : "", plan.narrow_rows ? "narrow" : "",
-                          plan.split ? "split" : "");
+                          plan.column_warps > 1 ? absl::StrCat("v", plan.column_warps) : "",
+                          plan.tf32_terms != 0 ? absl::StrCat("tf", plan.tf32_terms) : "",
+                          plan.turing ? "turing" : "", plan.peeled ? "peeled" : "",
+                          plan.narrow_rows ? "narrow" : "", plan.split ? "split" : "");
     case Family::kFwdSimple:
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "r",
                           plan.rows_per_warp, "p", plan.panel);
@@ -354,7 +356,8 @@ int RunKeys(const AttentionSpec& spec, const KernelPlan& plan) {
   if (spec.bias.empty() && spec.dropout == 0 && spec.page_size == 0 && spec.block_mask_q == 0) {
     return 2;
   }
-  return plan.block_n % 32 == 0 ? 8 : 4;
+  const int warp_keys = plan.block_n / plan.column_warps;
+  return warp_keys % 32 == 0 ? 8 : warp_keys % 16 == 0 ? 4 : 2;
 }
 
 void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& config) {
@@ -396,10 +399,11 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
       break;
     }
     case Family::kFwdSm80:
-      config.Int("kColumnWarps", 1)
+      config.Int("kColumnWarps", plan.column_warps)
+          .Int("kTf32Terms", plan.tf32_terms)
+          .Bool("kTuring", plan.turing)
           .Int("kStages", plan.stages)
           .Bool("kPeeled", plan.peeled)
-          .Bool("kQInRegisters", false)
           .Bool("kSplit", plan.split)
           .Bool("kNarrowRows", plan.narrow_rows)
           .Int("kRunKeys", RunKeys(spec, plan));

@@ -42,19 +42,26 @@ std::string Qualified(std::string_view type) {
   return absl::StrCat(builtin ? "" : "::tilewright::", Piece(type));
 }
 
+// What a snippet for one pair of row and key has in scope beside what all have, and one for a tile.
+constexpr char kPairNames[] = "    [[maybe_unused]] const i64 i = i__, j = j__;\n";
+constexpr char kTileNames[] =
+    "    [[maybe_unused]] const i64 i_begin = i_begin__, i_end = i_end__;\n"
+    "    [[maybe_unused]] const i64 j_begin = j_begin__, j_end = j_end__;\n"
+    "    [[maybe_unused]] constexpr int none = kNone, some = kSome, all = kAll;\n";
+
 // Opens two scopes with the names that the snippet may use; none must be used. In the inner one
 // the caller's names may hide the others.
-std::string OpenScopes(const AttentionSpec& spec) {
+std::string OpenScopes(const AttentionSpec& spec, std::string_view names = kPairNames) {
   std::string text =
       " {\n"
       "    using int32_t [[maybe_unused]] = i32;\n"
       "    using uint32_t [[maybe_unused]] = u32;\n"
       "    using int64_t [[maybe_unused]] = i64;\n"
       "    using uint64_t [[maybe_unused]] = u64;\n"
-      "    [[maybe_unused]] const i64 b = problem__.b, h = problem__.h, i = i__, j = j__;\n"
+      "    [[maybe_unused]] const i64 b = problem__.b, h = problem__.h;\n"
       "    [[maybe_unused]] const i64 seqlen_q = problem__.seqlen_q;\n"
-      "    [[maybe_unused]] const i64 seqlen_kv = problem__.seqlen_kv;\n"
-      "    {\n";
+      "    [[maybe_unused]] const i64 seqlen_kv = problem__.seqlen_kv;\n";
+  absl::StrAppend(&text, Piece(names), "    {\n");
   for (const SnippetArray& array : spec.snippet_arrays) {
     absl::StrAppend(&text, "      [[maybe_unused]] const ", Qualified(SnippetTypeName(array.type)),
                     "* const ", array.name, " = params__.user_", array.name, ";\n");
@@ -88,6 +95,29 @@ void AppendSnippet(const Snippet& snippet, std::string_view default_name, std::s
   const auto lines = std::count(text->begin(), text->end(), '\n') + 2;
   absl::StrAppend(text, "#line ", lines, " \"", Piece(header_name), "\"\n",
                   body ? "      }\n" : "      );\n", "    }\n  }\n");
+}
+
+// The members of MaskUser that the rule of tiles answers.
+void AppendTileRule(const AttentionSpec& spec, std::string* text) {
+  constexpr char kTile[] =
+      "const Problem& problem__, i64 i_begin__, i64 i_end__, i64 j_begin__, i64 j_end__,\n"
+      "      const Params& params__";
+  constexpr char kForward[] = "(problem__, i_begin__, i_end__, j_begin__, j_end__, params__)";
+  absl::StrAppend(text,
+                  "  enum { kNone, kSome, kAll };\n"
+                  "  static constexpr bool kKnowsFull = true;\n"
+                  "  template <class Params>\n"
+                  "  TILEWRIGHT_HOST_DEVICE static bool Skip(\n      ",
+                  kTile, ") {\n    return TileRule", kForward,
+                  " == kNone;\n  }\n"
+                  "  template <class Params>\n"
+                  "  TILEWRIGHT_HOST_DEVICE static bool Full(\n      ",
+                  kTile, ") {\n    return TileRule", kForward,
+                  " == kAll;\n  }\n"
+                  "  template <class Params>\n"
+                  "  TILEWRIGHT_HOST_DEVICE static int TileRule(\n      ",
+                  kTile, ")", OpenScopes(spec, kTileNames));
+  AppendSnippet(spec.mask_tile_snippet, "mask_tile_snippet", "int", kUserMaskHeader, text);
 }
 
 }  // namespace
@@ -170,6 +200,7 @@ artifact::SourceFile UserMaskPolicy(const AttentionSpec& spec) {
       "      ",
       kArguments, ")", OpenScopes(spec));
   AppendSnippet(spec.mask_snippet, "mask_snippet", "bool", kUserMaskHeader, &text);
+  if (!spec.mask_tile_snippet.empty()) AppendTileRule(spec, &text);
   absl::StrAppend(&text,
                   "  template <class Params>\n"
                   "  using Head = ElementwiseMaskHead<MaskUser, Params>;\n"

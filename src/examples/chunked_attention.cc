@@ -11,6 +11,12 @@ Example ChunkedAttention(const AttentionSpec&) {
   example.mask = R"(
     const int64_t token = i + (seqlen_kv - seqlen_q);
     return j <= token && token / chunk == j / chunk;)";
+  example.mask_tile = R"(
+    const int64_t first = i_begin + (seqlen_kv - seqlen_q), last = i_end - 1 + (seqlen_kv - seqlen_q);
+    if (j_begin > last) return none;
+    if (first < 0) return some;
+    if ((j_end - 1) / chunk < first / chunk) return none;
+    return j_end - 1 <= first && j_begin / chunk == last / chunk ? all : some;)";
   example.Scalar("chunk", kChunk);
   example.rules.mask = [](const reference::Where& at) {
     const int64_t token = at.i + (at.seqlen_kv - at.seqlen_q);

@@ -51,6 +51,7 @@ Example& Example::Scalar(std::string name, float value) {
 void Example::AddTo(AttentionSpec* spec) const {
   spec->score_snippet.text = score;
   spec->mask_snippet.text = mask;
+  spec->mask_tile_snippet.text = mask_tile;
   spec->snippet_arrays.clear();
   spec->snippet_scalars.clear();
   for (const ExampleArray& array : arrays) spec->snippet_arrays.push_back(array.declaration);

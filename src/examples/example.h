@@ -1,6 +1,7 @@
 // Examples of user rules: scores and masks that a spec has no word for, written as snippets. Each
 // file of this folder is one rule, to be read and copied:
-//   - the text that goes into AttentionSpec::score_snippet or mask_snippet,
+//   - the text that goes into AttentionSpec::score_snippet or mask_snippet, and where it is worth
+//     it into mask_tile_snippet,
 //   - the arrays and scalars that it reads,
 //   - the same rule in C++, which tests hold the kernels against.
 // The README's table "Coming from FlexAttention" lists them.
@@ -28,8 +29,9 @@ struct ExampleScalar {
 };
 
 struct Example {
-  std::string score;  // text of the score snippet; empty: none
-  std::string mask;   // text of the mask snippet; empty: none
+  std::string score;           // text of the score snippet; empty: none
+  std::string mask;            // text of the mask snippet; empty: none
+  std::string mask_tile = "";  // text of the mask tile snippet; empty: none
   std::vector<ExampleArray> arrays;
   std::vector<ExampleScalar> scalars;
   reference::Callables rules;  // the same in C++

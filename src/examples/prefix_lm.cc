@@ -10,6 +10,10 @@ Example PrefixLm(const AttentionSpec& spec) {
   Example example;
   // prefix [batch]
   example.mask = "j < prefix[b] || j <= i + (seqlen_kv - seqlen_q)";
+  example.mask_tile = R"(
+    const int64_t shift = seqlen_kv - seqlen_q;
+    if (j_end <= prefix[b] || j_end - 1 <= i_begin + shift) return all;
+    return j_begin >= prefix[b] && j_begin > i_end - 1 + shift ? none : some;)";
   example.Ints("prefix", prefix);
   example.rules.mask = [prefix](const reference::Where& at) {
     const int64_t token = at.i + (at.seqlen_kv - at.seqlen_q);

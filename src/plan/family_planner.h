@@ -50,9 +50,9 @@ int64_t FwdSimpleSmemBytes(int block_m, int64_t dim_qk, int panel);
 
 FamilyAnswer PlanFwdSimple(const PlanRequest& request);
 
-// Likewise of attn_fwd_sm80: Q (later O) and `stages` tiles of K and V as 16-bit elements, rows an
-// odd number of 16-byte chunks apart.
-int64_t FwdSm80SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, int64_t dim_v);
+// Likewise of attn_fwd_sm80: Core<Config>::Shared of kernel_templates/mma/*_core.cuh. Reads the
+// plan's tile sizes, stages, column_warps and tf32_terms.
+int64_t FwdSm80SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v);
 
 FamilyAnswer PlanFwdSm80(const PlanRequest& request);
 

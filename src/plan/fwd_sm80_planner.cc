@@ -1,8 +1,9 @@
-// attn_fwd_sm80: 16-bit operands on mma.sync, cp.async copies.
+// attn_fwd_sm80: mma.sync, cp.async copies; fp16 and bf16, and fp32 by TF32.
 //
 // A warp owns 16 or 32 query rows: 32 halve what it reads of K and V from shared memory for each
-// product, and pay as long as the output sums fit its registers. Two stages let the copies of a
-// tile run behind the whole of the tile before it, one leaves room for wider tiles or more blocks.
+// product, and pay as long as the output sums fit its registers. Where they do not, several warps
+// share the rows and split the output's columns. Two stages let the copies of a tile run behind the
+// whole of the tile before it, one leaves room for wider tiles or more blocks.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -18,14 +19,18 @@
 namespace tilewright::plan {
 namespace {
 
-constexpr int64_t kMaxDim = 256;
-constexpr int kBlockNChoices[] = {128, 96, 64, 48, 32};
+// Sums of more columns than 128 fit no warp's registers with 32 rows; eight warps split them.
+constexpr int64_t kMaxHalfDim = 1024;
+constexpr int64_t kMaxFloatDim = 256;
+constexpr int kBlockNChoices[] = {128, 96, 64, 48, 32, 16};
 
 struct WarpChoice {
   int warps;
   int rows_per_warp;
+  int column_warps;
 };
-constexpr WarpChoice kWarpChoices[] = {{4, 32}, {8, 16}, {4, 16}};
+constexpr WarpChoice kWarpChoices[] = {{4, 32, 1}, {8, 16, 1}, {4, 16, 1}, {8, 32, 2}, {4, 32, 2},
+                                       {4, 16, 2}, {8, 32, 4}, {4, 32, 4}, {4, 16, 4}, {8, 32, 8}};
 
 // Whether scores or masks need more than an interval of keys for each row.
 bool HasPolicies(const AttentionSpec& spec) {
@@ -34,26 +39,54 @@ bool HasPolicies(const AttentionSpec& spec) {
          spec.page_size != 0;
 }
 
-// Accumulators (scores and output sums) that a lane may hold before ptxas 13.0 spills, found by
-// compiling. Head dims that are a power of two need fewer registers for addresses; a score or
-// element mask needs some for its own arithmetic, finding keys on pages most.
-int64_t MaxAccumulators(const AttentionSpec& spec, int rows_per_warp, int block_n) {
+// Whether rows of Q, K or V, of 16-bit elements, are no multiples of 16 bytes, by the typical
+// strides.
+bool HasNarrowRows(const AttentionSpec& spec) {
+  const std::array<Strides, 4> strides = spec::EffectiveStrides(spec);
+  return std::any_of(strides.begin(), strides.begin() + 3,
+                     [](const Strides& one) { return (one.batch | one.seq | one.head) % 8 != 0; });
+}
+
+// Of its tile: what a warp computes.
+struct Shape {
+  int64_t score_keys;  // keys whose scores it has
+  int64_t v_columns;   // columns of O whose sums it has
+  int64_t accumulators(int rows_per_warp) const {
+    return rows_per_warp / 16 * (score_keys + v_columns) / 2;
+  }
+};
+
+// Accumulators that a lane may hold before ptxas 13.0 spills, found by compiling. A score or
+// element mask needs registers for its own arithmetic, finding keys on pages most; fp32 for the
+// halves of operands.
+int64_t MaxAccumulators(const AttentionSpec& spec, const WarpChoice& choice, int block_n) {
   if (spec.page_size != 0 || spec.dropout != 0) return 88;
-  if (rows_per_warp == 16) return HasPolicies(spec) ? 112 : 160;
+  if (spec.type == ElementType::kFp32) {
+    return choice.rows_per_warp == 32 ? 96 : block_n > 96 ? 88 : 104;
+  }
   if (HasPolicies(spec)) return 112;
+  if (choice.column_warps > 1) return HasNarrowRows(spec) ? 160 : 184;
+  if (choice.rows_per_warp == 16 || block_n > 64) return 160;
   const bool simple_addresses = std::has_single_bit(static_cast<uint64_t>(spec.dim_qk)) &&
                                 std::has_single_bit(static_cast<uint64_t>(spec.dim_v));
-  if (simple_addresses && block_n <= 64) return 192;
-  return block_n <= 64 ? 136 : 128;
+  return simple_addresses ? 192 : 176;
 }
+
+// With 16 rows a warp and the fewest keys, for any spec: what head dims of 256 need.
+constexpr int64_t kMaxNarrowest = 144;
 
 // Registers besides, for occupancy only.
 constexpr int64_t kOtherRegisters = 88;
 
 int64_t RoundUp(int64_t n, int64_t multiple) { return CeilDiv(n, multiple) * multiple; }
 
-// fwd_sm80::Pitch of the kernel.
+// Bytes of a tile of 16-bit or fp32 elements: mma/tile_copy.cuh, mma/tf32_core.cuh.
 int64_t Pitch(int64_t columns) { return 8 * (RoundUp(columns, 8) / 8 | 1); }
+int64_t FloatPitchQk(int64_t dim) { return (RoundUp(dim, 16) / 16 | 1) * 16; }
+int64_t FloatPitchV(int64_t dim) { return RoundUp(RoundUp(dim, 8) - 4, 16) + 4; }
+
+// sizeof(RowTile), and what aligns the tiles behind it.
+constexpr int64_t kRowTileBytes = 112;
 
 bool IsHalf(ElementType type) { return type == ElementType::kFp16 || type == ElementType::kBf16; }
 
@@ -66,24 +99,31 @@ FamilyAnswer Refuse(const PlanRequest& request) {
   if (spec.operation != Operation::kForward) {
     answer.refusal = "operation = bwd: only the forward is served";
     nearest.operation = Operation::kForward;
-  } else if (!request.traits.has_cp_async || !request.traits.has_bf16_mma) {
-    answer.refusal = absl::StrCat(target, " has no cp.async and no mma.m16n8k16");
-    return answer;
-  } else if (!IsHalf(spec.type) || spec::KvType(spec) != spec.type ||
-             spec::OutType(spec) != spec.type) {
-    answer.refusal = "the types of Q, K, V and O must be fp16 or bf16, all the same";
-    nearest.type = IsHalf(spec.type) ? spec.type : ElementType::kBf16;
+  } else if (spec::KvType(spec) != spec.type || spec::OutType(spec) != spec.type ||
+             (!IsHalf(spec.type) && spec.type != ElementType::kFp32)) {
+    answer.refusal = "the types of Q, K, V and O must be fp16, bf16 or fp32, all the same";
+    nearest.type = IsHalf(spec.type) ? spec.type : ElementType::kFp16;
     nearest.kv_type.reset();
     nearest.out_type.reset();
     nearest.q_scale = nearest.kv_scale = ScaleKind::kNone;
+  } else if (!request.traits.has_ldmatrix) {
+    answer.refusal = absl::StrCat(target, " has no mma.sync of fp16 operands");
+    return answer;
+  } else if (spec.type == ElementType::kBf16 && !request.traits.has_bf16_mma) {
+    answer.refusal = absl::StrCat(target, " has no mma.sync of bf16 operands");
+    nearest.type = ElementType::kFp16;
+  } else if (spec.type == ElementType::kFp32 && !request.traits.has_tf32_mma) {
+    answer.refusal = absl::StrCat(target, " has no mma.sync of TF32 operands");
+    nearest.type = ElementType::kFp16;
   } else if (spec.strided_innermost) {
     answer.refusal = "strided_innermost: rows must be contiguous";
     nearest.strided_innermost = false;
-  } else if (spec.dim_qk > kMaxDim || spec.dim_v > kMaxDim) {
-    answer.refusal = absl::StrCat("dim_qk, dim_v = ", spec.dim_qk, ", ", spec.dim_v,
-                                  ": must be at most ", kMaxDim);
-    nearest.dim_qk = std::min(spec.dim_qk, kMaxDim);
-    nearest.dim_v = std::min(spec.dim_v, kMaxDim);
+  } else if (const int64_t most = IsHalf(spec.type) ? kMaxHalfDim : kMaxFloatDim;
+             spec.dim_qk > most || spec.dim_v > most) {
+    answer.refusal =
+        absl::StrCat("dim_qk, dim_v = ", spec.dim_qk, ", ", spec.dim_v, ": must be at most ", most);
+    nearest.dim_qk = std::min(spec.dim_qk, most);
+    nearest.dim_v = std::min(spec.dim_v, most);
   } else {
     return answer;
   }
@@ -91,18 +131,10 @@ FamilyAnswer Refuse(const PlanRequest& request) {
   return answer;
 }
 
-// Whether rows of Q, K or V are no multiples of 16 bytes, by the typical strides.
-bool HasNarrowRows(const AttentionSpec& spec) {
-  const std::array<Strides, 4> strides = spec::EffectiveStrides(spec);
-  return std::any_of(strides.begin(), strides.begin() + 3, [](const Strides& one) {
-    return (one.batch | one.seq | one.head) % 8 != 0;  // 16-bit elements
-  });
-}
-
 // Blocks that run on an SM at a time.
-int64_t ResidentBlocks(const arch::ArchTraits& traits, const KernelPlan& plan,
-                       int64_t accumulators) {
-  const int64_t registers = RoundUp(std::min<int64_t>(255, kOtherRegisters + accumulators), 8);
+int64_t ResidentBlocks(const arch::ArchTraits& traits, const KernelPlan& plan, const Shape& shape) {
+  const int64_t registers =
+      RoundUp(std::min<int64_t>(255, kOtherRegisters + shape.accumulators(plan.rows_per_warp)), 8);
   return std::max<int64_t>(
       1, std::min({traits.smem_per_sm / (plan.smem_bytes + traits.smem_reserved_per_block),
                    traits.regs_per_sm / (registers * plan.threads()),
@@ -114,25 +146,33 @@ struct Candidate {
   double cost = 0;
 };
 
-// Relative time of a launch. Weights from sweeps on one H200 (2026-11-29, d 32 to 256, S 2048 and
+// Relative time of a launch. Weights from sweeps on one H200 (2026-11-29, d 32 to 512, S 2048 and
 // 8192, causal and full); they rank candidates, they do not predict milliseconds.
-double Cost(const PlanRequest& request, const KernelPlan& plan, int64_t accumulators) {
+double Cost(const PlanRequest& request, const KernelPlan& plan, const Shape& shape) {
   const AttentionSpec& spec = request.spec;
   const arch::ArchTraits& traits = request.traits;
   const double rows =
       static_cast<double>(RoundUp(std::max<int64_t>(spec.seqlen_q, 1), plan.block_m));
   const double keys =
       static_cast<double>(RoundUp(std::max<int64_t>(spec.seqlen_kv, 1), plan.block_n));
-  // Per row and key: the products, the softmax, and the reading of K and V from shared memory,
-  // which the rows of a warp share.
-  const double products = static_cast<double>(RoundUp(spec.dim_qk, 16) + RoundUp(spec.dim_v, 8));
+  // Per row and key: the products, the softmax, and the reading of operands from shared memory: K
+  // and V, which the rows of a warp share, Q, which its keys share, and weights that warps
+  // exchange.
+  const double dim_qk = static_cast<double>(RoundUp(spec.dim_qk, 16));
+  const double dim_v = static_cast<double>(shape.v_columns * plan.column_warps);
+  const double products = (dim_qk + dim_v) * (plan.tf32_terms == 0 ? 1 : 2 * plan.tf32_terms);
   const double softmax = 48;
-  const double reading = products * 10 / plan.rows_per_warp;
+  const double exchanged = 10 * (plan.column_warps - 1);
+  const double reading =
+      5 *
+      ((dim_qk + dim_v) / plan.rows_per_warp +
+       dim_qk / static_cast<double>(std::min<int64_t>(shape.score_keys, 64)) + exchanged) *
+      (plan.tf32_terms == 0 ? 1 : 2);
   // Per row and tile: barriers, maxima across lanes, addresses.
   const double per_tile = (plan.stages == 2 ? 900.0 : 1200.0) * 16 / plan.rows_per_warp;
   double cost = rows * (keys * (products + softmax + reading) + keys / plan.block_n * per_tile);
   // Blocks that share an SM hide each other's waits.
-  const int64_t resident = ResidentBlocks(traits, plan, accumulators);
+  const int64_t resident = ResidentBlocks(traits, plan, shape);
   const double warps = static_cast<double>(std::min<int64_t>(resident * plan.warps, 8));
   cost *= 1 + 0.25 * (8 - warps) / 8;
   // Whole waves of blocks.
@@ -146,43 +186,68 @@ double Cost(const PlanRequest& request, const KernelPlan& plan, int64_t accumula
 
 }  // namespace
 
-// sizeof(Problem), and what aligns the tiles behind it.
-constexpr int64_t kProblemBytes = 80;
-
-int64_t FwdSm80SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, int64_t dim_v) {
+int64_t FwdSm80SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v) {
+  const int64_t m = plan.block_m, n = plan.block_n, keys = int64_t{plan.stages} * n;
+  if (plan.tf32_terms != 0) {
+    const int64_t pitch_qk = FloatPitchQk(dim_qk);
+    return kRowTileBytes + 4 * (m * pitch_qk + keys * (pitch_qk + FloatPitchV(dim_v)));
+  }
+  const int64_t parts = plan.column_warps;
   const int64_t pitch_qk = Pitch(RoundUp(dim_qk, 16));
-  const int64_t pitch_v = Pitch(dim_v);
-  return kProblemBytes + 2 * (block_m * std::max(pitch_qk, pitch_v) +
-                              int64_t{stages} * block_n * (pitch_qk + pitch_v));
+  const int64_t pitch_v = Pitch(parts > 1 ? RoundUp(dim_v, 8 * parts) : dim_v);
+  int64_t bytes =
+      kRowTileBytes + 2 * (m * std::max(pitch_qk, pitch_v) + keys * (pitch_qk + pitch_v));
+  if (parts > 1) {
+    // Weights, and a number for each row of each part.
+    bytes += 2 * m * Pitch(n) + 4 * parts * m;
+  }
+  return bytes;
 }
 
 FamilyAnswer PlanFwdSm80(const PlanRequest& request) {
   FamilyAnswer answer = Refuse(request);
   if (!answer.refusal.empty()) return answer;
   const AttentionSpec& spec = request.spec;
-  const bool narrow_rows = HasNarrowRows(spec);
+  const bool is_float = spec.type == ElementType::kFp32;
+  const bool is_turing = request.traits.mma == arch::MmaKind::kM16n8k8;
+  const bool narrow_rows = !is_float && !is_turing && HasNarrowRows(spec);
   std::vector<Candidate> candidates;
   for (const WarpChoice& choice : kWarpChoices) {
+    const int parts = choice.column_warps;
+    // Warps that share rows also fit where K is too wide for tiles of 64 rows.
+    if (parts > 1 && (is_float || (spec.dim_v <= 64 * parts && spec.dim_qk <= 256))) continue;
     for (int block_n : kBlockNChoices) {
+      if (block_n % (8 * parts) != 0) continue;
+      if (block_n == 96 && choice.rows_per_warp == 32) continue;  // slower than 64 and 128
+      const Shape shape = {block_n / parts, RoundUp(spec.dim_v, 8 * parts) / parts};
+      // The narrowest tile is offered up to where ptxas spills; 16 keys are for wide rows of fp32.
+      if (block_n == 16 && !is_float) continue;
+      const bool narrowest = block_n == (is_float ? 16 : 32) && choice.rows_per_warp == 16;
+      const int64_t most = MaxAccumulators(spec, choice, block_n);
+      if (shape.accumulators(choice.rows_per_warp) >
+          (narrowest ? std::max(most, kMaxNarrowest) : most)) {
+        continue;
+      }
       for (int stages : {2, 1}) {
-        const int64_t accumulators =
-            choice.rows_per_warp / 16 * (block_n + RoundUp(spec.dim_v, 8)) / 2;
-        if (accumulators > MaxAccumulators(spec, choice.rows_per_warp, block_n) &&
-            (block_n != 32 || choice.rows_per_warp != 16))
-          continue;
+        if (stages == 2 && !request.traits.has_cp_async) continue;
         KernelPlan plan;
         plan.family = Family::kFwdSm80;
         plan.target = std::string(request.traits.target);
-        plan.block_m = choice.warps * choice.rows_per_warp;
+        plan.block_m = choice.warps / parts * choice.rows_per_warp;
         plan.block_n = block_n;
         plan.warps = choice.warps;
         plan.rows_per_warp = choice.rows_per_warp;
         plan.stages = stages;
+        plan.column_warps = parts;
+        plan.turing = is_turing;
         plan.narrow_rows = narrow_rows;
-        plan.smem_bytes = FwdSm80SmemBytes(plan.block_m, block_n, stages, spec.dim_qk, spec.dim_v);
+        if (is_float) plan.tf32_terms = spec.allow_tf32 ? 1 : 3;
+        plan.smem_bytes = FwdSm80SmemBytes(plan, spec.dim_qk, spec.dim_v);
         if (plan.smem_bytes > request.traits.smem_per_block_optin) continue;
-        OfferParts(request, ResidentBlocks(request.traits, plan, accumulators), plan);
-        candidates.push_back({plan, Cost(request, plan, accumulators)});
+        const int64_t resident = ResidentBlocks(request.traits, plan, shape);
+        // Warps that split the columns of O, and fp32, do not write parts.
+        if (parts == 1 && !is_float) OfferParts(request, resident, plan);
+        candidates.push_back({plan, Cost(request, plan, shape)});
       }
     }
   }

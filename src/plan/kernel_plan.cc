@@ -30,9 +30,10 @@ constexpr Word kWords[] = {
     {"p", &KernelPlan::panel},          {"slots=", &KernelPlan::slots},
     {"ss", &KernelPlan::shared_stages}, {"s", &KernelPlan::stages},
     {"ch", &KernelPlan::chunk},         {"c", &KernelPlan::consumers},
-    {"k", &KernelPlan::step},           {"t", &KernelPlan::tile_rows},
-    {"b", &KernelPlan::blocks},         {"x", &KernelPlan::cluster},
-    {"g", &KernelPlan::max_grid},
+    {"k", &KernelPlan::step},           {"tf", &KernelPlan::tf32_terms},
+    {"t", &KernelPlan::tile_rows},      {"b", &KernelPlan::blocks},
+    {"x", &KernelPlan::cluster},        {"g", &KernelPlan::max_grid},
+    {"v", &KernelPlan::column_warps},
 };
 
 // A word that stands for a field that is true.
@@ -45,6 +46,7 @@ constexpr Flag kFlags[] = {
     {"split", &KernelPlan::split},   {"opt", &KernelPlan::optimistic},
     {"ones", &KernelPlan::ones},     {"pp", &KernelPlan::ping_pong},
     {"own_o", &KernelPlan::own_o},   {"over_v", &KernelPlan::over_v},
+    {"turing", &KernelPlan::turing},
 };
 
 // False when `word` is none of the plan's words.
@@ -159,6 +161,8 @@ std::string KernelPlan::ToString() const {
   if (shared_stages != 0) absl::StrAppend(&text, " ss", shared_stages);
   if (chunk != 0) absl::StrAppend(&text, " ch", chunk);
   if (tile_rows != 0) absl::StrAppend(&text, " t", tile_rows);
+  if (column_warps > 1) absl::StrAppend(&text, " v", column_warps);
+  if (tf32_terms != 0) absl::StrAppend(&text, " tf", tf32_terms);
   for (const Flag& flag : kFlags) {
     if (this->*flag.field) absl::StrAppend(&text, " ", flag.word);
   }

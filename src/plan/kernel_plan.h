@@ -48,6 +48,9 @@ struct KernelPlan {
   int stages = 0;            // tiles of K and of V in shared memory; attn_fwd_sm80: 1 or 2
   bool peeled = false;       // attn_fwd_sm80: a loop of its own for tiles that need no mask
   bool narrow_rows = false;  // attn_fwd_sm80: rows are typically no multiples of 16 bytes
+  int column_warps = 1;  // attn_fwd_sm80: warps that share rows, each with a part of O's columns
+  int tf32_terms = 0;    // attn_fwd_sm80, fp32: products of TF32 for one of fp32, 1 or 3
+  bool turing = false;   // attn_fwd_sm80: only instructions that sm_75 has
   // The keys of a tile may be cut into parts, which attn_combine merges; attn_combine: its parts
   // are such, and not those of a caller.
   bool split = false;

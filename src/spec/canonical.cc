@@ -110,6 +110,7 @@ absl::StatusOr<T> ValueOf(const Named<T> (&table)[N], std::string_view kind,
 constexpr std::string_view kDefaultScoreFile = "score_snippet";
 constexpr std::string_view kDefaultScoreGradientFile = "score_gradient_snippet";
 constexpr std::string_view kDefaultMaskFile = "mask_snippet";
+constexpr std::string_view kDefaultMaskTileFile = "mask_tile_snippet";
 
 // ---- printing
 // -------------------------------------------------------------------------------------------------------
@@ -300,6 +301,11 @@ struct Parser {
     return absl::OkStatus();
   }
 
+  absl::Status MaskTileWord(std::string_view value) {
+    if (value.empty() || value[0] != '@') return absl::InvalidArgumentError("takes @FILE");
+    return SnippetFile(value, kDefaultMaskTileFile, &spec.mask_tile_snippet);
+  }
+
   absl::Status MaskWord(std::string_view value) {
     if (!value.empty() && value[0] == '@') {
       return SnippetFile(value, kDefaultMaskFile, &spec.mask_snippet);
@@ -448,6 +454,7 @@ const std::vector<Word>& Words() {
       {"score", kRequired, false, [](Parser& p, string_view v) { return p.ScoreWord(v); }},
       {"score_grad", kRequired, false,
        [](Parser& p, string_view v) { return p.ScoreGradientWord(v); }},
+      {"mask_tile", kRequired, false, [](Parser& p, string_view v) { return p.MaskTileWord(v); }},
       {"array", kRequired, true, [](Parser& p, string_view v) { return p.ArrayWord(v); }},
       {"scalar", kRequired, true,
        [](Parser& p, string_view v) {
@@ -559,7 +566,8 @@ struct HashedSpec {
     return H::combine(std::move(h), s.bias.size(), s.snippet_arrays.size(),
                       s.snippet_scalars.size(), s.score_snippet.text, s.score_snippet.file_name,
                       s.score_gradient_snippet.text, s.score_gradient_snippet.file_name,
-                      s.mask_snippet.text, s.mask_snippet.file_name);
+                      s.mask_snippet.text, s.mask_snippet.file_name, s.mask_tile_snippet.text,
+                      s.mask_tile_snippet.file_name);
   }
 };
 
@@ -654,6 +662,9 @@ AttentionSpec Canonicalise(const AttentionSpec& spec) {
   if (out.mask_snippet.empty() || out.mask_snippet.file_name == kDefaultMaskFile) {
     out.mask_snippet.file_name.clear();
   }
+  if (out.mask_tile_snippet.empty() || out.mask_tile_snippet.file_name == kDefaultMaskTileFile) {
+    out.mask_tile_snippet.file_name.clear();
+  }
   if (out.score_snippet.empty() && out.mask_snippet.empty()) {
     out.snippet_arrays.clear();
     out.snippet_scalars.clear();
@@ -720,6 +731,9 @@ std::string ToText(const AttentionSpec& spec) {
   }
   if (!spec.mask_snippet.empty()) {
     words.push_back(SnippetWord("mask", spec.mask_snippet, kDefaultMaskFile));
+  }
+  if (!spec.mask_tile_snippet.empty()) {
+    words.push_back(SnippetWord("mask_tile", spec.mask_tile_snippet, kDefaultMaskTileFile));
   }
   for (const SnippetArray& array : spec.snippet_arrays) {
     add("array=", array.name, ":", NameOf(kElementTypes, array.type),

@@ -43,6 +43,18 @@ TEST(UserPolicyTest, ABodyStandsAlone) {
   EXPECT_THAT(file.text, HasSubstr("      {\n#line 1 \"mask_snippet\"\nreturn i > j;\n"));
 }
 
+TEST(UserPolicyTest, ARuleOfTilesAnswersForSkippedAndWholeOnes) {
+  AttentionSpec spec;
+  spec.mask_snippet.text = "i >= j";
+  EXPECT_THAT(UserMaskPolicy(spec).text, testing::Not(HasSubstr("Skip")));
+  spec.mask_tile_snippet = {.text = "j_begin >= i_end ? none : some", .file_name = "tile.cuh"};
+  const std::string text = UserMaskPolicy(spec).text;
+  EXPECT_THAT(text, HasSubstr("return TileRule(problem__, i_begin__, i_end__, j_begin__, j_end__, "
+                              "params__) == kNone;"));
+  EXPECT_THAT(text, HasSubstr("params__) == kAll;"));
+  EXPECT_THAT(text, HasSubstr("#line 1 \"tile.cuh\"\nj_begin >= i_end ? none : some\n"));
+}
+
 TEST(UserPolicyTest, LinesAfterTheSnippetAreTheHeadersOwn) {
   AttentionSpec spec;
   spec.score_snippet.text = "score +\n\n1\n";

@@ -148,6 +148,7 @@ absl::StatusOr<CallSource> Prepare(const Emulation& emulation) {
   const Scenario& scenario = emulation.scenario;
   TILEWRIGHT_ASSIGN_OR_RETURN(
       const AttentionSpec parsed, spec::ParseSpec(scenario.spec, [&](std::string_view file) {
+        if (file == "mask_tile") return scenario.mask_tile_snippet;
         return file == "score" ? scenario.score_snippet : scenario.mask_snippet;
       }));
   const AttentionSpec spec = spec::Canonicalise(parsed);

@@ -25,6 +25,7 @@ struct Scenario {
   std::function<void(reference::HostCase&)> change = nullptr;  // of the random problem
   std::string score_snippet = "";
   std::string mask_snippet = "";
+  std::string mask_tile_snippet = "";
   reference::Callables rules = {};  // what the snippets say
   // What `change` lets the arguments point to, beyond the arrays of the case.
   std::vector<cuda_on_host::MemoryRange> memory = {};

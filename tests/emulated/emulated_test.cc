@@ -92,6 +92,20 @@ void PutMinusInfinity(HostCase& c) {
   c.v.Set(c.VAt(0, 5, 0, 0), kNaN);
 }
 
+// Two keys with three times the weight of two others, whose tile comes before theirs. Against the
+// others' score as reference their weight is 3 minus what ln 3 lost to its element type, which is
+// no 16-bit number: O is right if it is divided by what it was multiplied with.
+void PutThreeQuarters(HostCase& c) {
+  for (int64_t i = 0; i < c.spec.seqlen_q; ++i) {
+    for (int64_t d = 0; d < c.spec.dim_qk; ++d) c.q.Set(c.QAt(0, i, 0, d), d == 0 ? 1 : 0);
+  }
+  for (int64_t j = 0; j < c.spec.seqlen_kv; ++j) {
+    const bool heavy = j < 2, light = j >= c.spec.seqlen_kv - 2;
+    c.k.Set(c.KAt(0, j, 0, 0), heavy ? std::log(3.0) : light ? 0 : -100);
+    for (int64_t d = 0; d < c.spec.dim_v; ++d) c.v.Set(c.VAt(0, j, 0, d), heavy ? 1 : 0);
+  }
+}
+
 std::vector<Scenario> Scenarios() {
   std::vector<Scenario> all = {
       {"fwd fp32 b=2 h=2/1 s=37/70 d=36 causal lse"},
@@ -122,7 +136,8 @@ std::vector<Scenario> Scenarios() {
        }},
       {"fwd bf16 b=3 h=2/1 s=5/50 d=16/24 paged=16 varlen lse causal", {}, {}, MakePaged},
       {"fwd bf16 b=2 h=2/1 s=40/33 d=16/24 exact lse"},
-      {"fwd fp32 b=1 h=1 s=40/64 d=16/24 causal lse", {}, {}, PutSpecialValues},
+      // Tensor cores may let them into other rows of a tile: this is for the simple family.
+      {"fwd bf16 b=1 h=1 s=40/64 d=16/24 out=fp32 causal lse", {}, {}, PutSpecialValues},
       {"fwd fp32 b=1 h=1 s=40/64 d=16/24 bias=fp32:1,1,40,64 lse", {}, {}, PutMinusInfinity},
       {"fwd fp32 b=1 h=1 s=40/64 d=16/24 bias=fp32:1,1,40,64 sinks lse", {}, {}, PutMinusInfinity},
       {"fwd bf16 b=1 h=1 s=8/40 d=576/512 lse"},
@@ -216,12 +231,42 @@ std::vector<Scenario> Scenarios() {
   all.push_back(snippets);
   snippets.spec = "fwd bf16 b=2 h=2 s=80/148 d=32 score=@score mask=@mask lse";
   all.push_back(snippets);
+  // Tiles of documents of 64 keys; and a rule of tiles that masks what the rule of pairs does not,
+  // which shows that kernels listen to it.
+  Scenario tiles = {"fwd bf16 b=1 h=2 s=130/300 d=32 mask=@mask mask_tile=@mask_tile lse"};
+  tiles.mask_snippet = "i / 64 == j / 64";
+  tiles.mask_tile_snippet =
+      "const int64_t first = i_begin / 64, last = (i_end - 1) / 64;\n"
+      "if (j_begin / 64 > last || (j_end - 1) / 64 < first) return none;\n"
+      "return first == last && j_begin / 64 == first && (j_end - 1) / 64 == first ? all : some;";
+  tiles.rules.mask = [](const reference::Where& at) { return at.i / 64 == at.j / 64; };
+  all.push_back(tiles);
+  tiles.mask_snippet = "true";
+  tiles.mask_tile_snippet = "j_begin >= 256 ? none : some";
+  tiles.rules.mask = [](const reference::Where& at) { return at.j < 256; };
+  all.push_back(tiles);
   return all;
 }
 
+// For the families that take it from mma/score_tile.cuh, and the simple one.
+std::vector<Emulation> RowSums() {
+  const std::vector<Scenario> scenarios = {
+      {"fwd bf16 b=1 h=1 s=4/200 d=16/24 scale=1 lse", {}, {}, PutThreeQuarters},
+      {"fwd bf16 b=1 h=1 s=70/200 d=64 scale=1", {}, {}, PutThreeQuarters},
+      {"fwd bf16 b=1 h=1 s=4/200 d=16/272 scale=1 lse", {}, {}, PutThreeQuarters},
+      {"fwd fp16 b=1 h=1 s=4/200 d=32 scale=1", {}, {}, PutThreeQuarters},
+  };
+  return emulated::Served(scenarios, {plan::Family::kFwdSimple, plan::Family::kFwdSm80,
+                                      plan::Family::kDecode, plan::Family::kDecodeWide});
+}
+
 const std::vector<Emulation>& Emulations() {
-  static const auto* all =
-      new std::vector<Emulation>(emulated::Served(Scenarios(), emulated::ForwardFamilies()));
+  static const auto* all = [] {
+    auto* emulations =
+        new std::vector<Emulation>(emulated::Served(Scenarios(), emulated::ForwardFamilies()));
+    for (Emulation& one : RowSums()) emulations->push_back(std::move(one));
+    return emulations;
+  }();
   return *all;
 }
 

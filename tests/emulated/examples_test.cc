@@ -28,6 +28,7 @@ Scenario ScenarioOf(const examples::NamedExample& named, const std::string& size
   scenario.spec = sizes;
   if (!example->score.empty()) absl::StrAppend(&scenario.spec, " score=@score");
   if (!example->mask.empty()) absl::StrAppend(&scenario.spec, " mask=@mask");
+  if (!example->mask_tile.empty()) absl::StrAppend(&scenario.spec, " mask_tile=@mask_tile");
   for (const examples::ExampleArray& array : example->arrays) {
     const bool ints = array.declaration.type == ElementType::kInt32;
     absl::StrAppend(&scenario.spec, " array=", array.declaration.name, ints ? ":int32" : ":fp32");
@@ -41,6 +42,7 @@ Scenario ScenarioOf(const examples::NamedExample& named, const std::string& size
   }
   scenario.score_snippet = example->score;
   scenario.mask_snippet = example->mask;
+  scenario.mask_tile_snippet = example->mask_tile;
   scenario.rules = example->rules;
   scenario.change = [example](reference::HostCase& c) {
     for (size_t n = 0; n < example->arrays.size(); ++n) {

@@ -164,16 +164,17 @@ struct ScoreUser {
     using uint32_t [[maybe_unused]] = u32;
     using int64_t [[maybe_unused]] = i64;
     using uint64_t [[maybe_unused]] = u64;
-    [[maybe_unused]] const i64 b = problem__.b, h = problem__.h, i = i__, j = j__;
+    [[maybe_unused]] const i64 b = problem__.b, h = problem__.h;
     [[maybe_unused]] const i64 seqlen_q = problem__.seqlen_q;
     [[maybe_unused]] const i64 seqlen_kv = problem__.seqlen_kv;
+    [[maybe_unused]] const i64 i = i__, j = j__;
     {
       [[maybe_unused]] const float* const table = params__.user_table;
       return static_cast<Scalar>(
 #line 1 "distance.cuh"
 score + table[h]
 
-#line 33 "user/score_mod.cuh"
+#line 34 "user/score_mod.cuh"
       );
     }
   }
@@ -186,9 +187,10 @@ score + table[h]
     using uint32_t [[maybe_unused]] = u32;
     using int64_t [[maybe_unused]] = i64;
     using uint64_t [[maybe_unused]] = u64;
-    [[maybe_unused]] const i64 b = problem__.b, h = problem__.h, i = i__, j = j__;
+    [[maybe_unused]] const i64 b = problem__.b, h = problem__.h;
     [[maybe_unused]] const i64 seqlen_q = problem__.seqlen_q;
     [[maybe_unused]] const i64 seqlen_kv = problem__.seqlen_kv;
+    [[maybe_unused]] const i64 i = i__, j = j__;
     {
       [[maybe_unused]] const float* const table = params__.user_table;
       [[maybe_unused]] float* const d_table = params__.d_user_table;
@@ -200,7 +202,7 @@ score + table[h]
 Accumulate(d_table + h, d_score);
 return d_score;
 
-#line 60 "user/score_mod.cuh"
+#line 62 "user/score_mod.cuh"
       }
     }
   }

@@ -34,9 +34,10 @@ struct Config {
   static constexpr int kBlockM = 64;
   static constexpr int kBlockN = 64;
   static constexpr int kColumnWarps = 1;
+  static constexpr int kTf32Terms = 0;
+  static constexpr bool kTuring = false;
   static constexpr int kStages = 2;
   static constexpr bool kPeeled = false;
-  static constexpr bool kQInRegisters = false;
   static constexpr bool kSplit = true;
   static constexpr bool kNarrowRows = false;
   static constexpr int kRunKeys = 2;

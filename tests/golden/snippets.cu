@@ -84,9 +84,10 @@ struct ScoreUser {
     using uint32_t [[maybe_unused]] = u32;
     using int64_t [[maybe_unused]] = i64;
     using uint64_t [[maybe_unused]] = u64;
-    [[maybe_unused]] const i64 b = problem__.b, h = problem__.h, i = i__, j = j__;
+    [[maybe_unused]] const i64 b = problem__.b, h = problem__.h;
     [[maybe_unused]] const i64 seqlen_q = problem__.seqlen_q;
     [[maybe_unused]] const i64 seqlen_kv = problem__.seqlen_kv;
+    [[maybe_unused]] const i64 i = i__, j = j__;
     {
       [[maybe_unused]] const ::tilewright::i32* const ids = params__.user_ids;
       [[maybe_unused]] const ::tilewright::Bf16* const table = params__.user_table;
@@ -96,7 +97,7 @@ struct ScoreUser {
 #line 1 "distance.cuh"
 score + gain * table[(i - j) % period]
 
-#line 36 "user/score_mod.cuh"
+#line 37 "user/score_mod.cuh"
       );
     }
   }
@@ -127,9 +128,10 @@ struct MaskUser : MaskElementwise {
     using uint32_t [[maybe_unused]] = u32;
     using int64_t [[maybe_unused]] = i64;
     using uint64_t [[maybe_unused]] = u64;
-    [[maybe_unused]] const i64 b = problem__.b, h = problem__.h, i = i__, j = j__;
+    [[maybe_unused]] const i64 b = problem__.b, h = problem__.h;
     [[maybe_unused]] const i64 seqlen_q = problem__.seqlen_q;
     [[maybe_unused]] const i64 seqlen_kv = problem__.seqlen_kv;
+    [[maybe_unused]] const i64 i = i__, j = j__;
     {
       [[maybe_unused]] const ::tilewright::i32* const ids = params__.user_ids;
       [[maybe_unused]] const ::tilewright::Bf16* const table = params__.user_table;
@@ -140,7 +142,7 @@ struct MaskUser : MaskElementwise {
 // One document only.
 return ids[b * seqlen_kv + i] == ids[b * seqlen_kv + j];
 
-#line 33 "user/mask_mod.cuh"
+#line 34 "user/mask_mod.cuh"
       }
     }
   }

@@ -79,7 +79,10 @@ void ApplyPerHeadParity(SweepCase& c) {
 void ApplyExample(SweepCase& c, const examples::NamedExample& named) {
   const examples::Example example = named.make(c.spec);
   if (!example.score.empty()) c.spec.score_snippet.text = example.score;
-  if (!example.mask.empty()) c.spec.mask_snippet.text = example.mask;
+  if (!example.mask.empty()) {
+    c.spec.mask_snippet.text = example.mask;
+    c.spec.mask_tile_snippet.text = example.mask_tile;
+  }
   for (const examples::ExampleArray& array : example.arrays) {
     c.spec.snippet_arrays.push_back(array.declaration);
     c.problem.snippet_arrays[array.declaration.name] = array.bytes;

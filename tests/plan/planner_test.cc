@@ -53,7 +53,7 @@ TEST(PlannerTest, FewQueriesOverManyKeysAreDecoded) {
 }
 
 TEST(PlannerTest, TheSimpleFamilyServesWhatTheOthersRefuse) {
-  const Decision decision = BestFor("fwd fp32 b=2 h=32/8 s=4096 d=128").value();
+  const Decision decision = BestFor("fwd bf16 b=2 h=32/8 s=4096 d=128 strided_innermost").value();
   EXPECT_EQ(decision.plan.family, Family::kFwdSimple);
   EXPECT_THAT(decision.why, HasSubstr("NVIDIA H200"));
   ASSERT_FALSE(decision.refusals.empty());
@@ -78,10 +78,12 @@ TEST(PlannerTest, IsDeterministic) {
 
 TEST(PlannerTest, WithoutFallbackTheFamilyOfLastResortIsNotUsed) {
   const absl::Status status =
-      BestFor("fwd fp32 b=2 h=32/8 s=4096 d=128", "sm_90a", /*allow_fallback=*/false).status();
+      BestFor("fwd bf16 b=2 h=32/8 s=4096 d=128 strided_innermost", "sm_90a",
+              /*allow_fallback=*/false)
+          .status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr("fwd fp32 b=2 h=32/8 s=4096/4096 d=128/128 on sm_90a"));
+              HasSubstr("fwd bf16 b=2 h=32/8 s=4096/4096 d=128/128 strided_innermost on sm_90a"));
   EXPECT_THAT(std::string(status.message()), HasSubstr("allow_fallback is off"));
   EXPECT_THAT(std::string(status.message()),
               HasSubstr("the nearest served spec is fwd bf16 b=2 h=32/8 s=4096/4096 d=128/128"));

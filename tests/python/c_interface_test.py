@@ -139,6 +139,7 @@ class CppInterfaceTest(unittest.TestCase):
     RENAMED = {
         "score_snippet": "score_snippet score_snippet_file",
         "mask_snippet": "mask_snippet mask_snippet_file",
+        "mask_tile_snippet": "mask_tile_snippet mask_tile_snippet_file",
         "score_gradient_snippet": "score_gradient_snippet score_gradient_snippet_file",
     }
     # Methods of classes, and functions. Others are called by their name: Flush, tw_flush.

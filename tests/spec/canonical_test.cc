@@ -123,12 +123,14 @@ TEST(CanonicalTest, ReadsSnippetFiles) {
     return absl::StrCat("text of ", std::string(path));
   };
   const std::string text =
-      "fwd bf16 b=1 h=1/1 s=1/1 d=64/64 score=@my%20dir/s.cuh mask=@m.cuh array=t:fp32 "
+      "fwd bf16 b=1 h=1/1 s=1/1 d=64/64 score=@my%20dir/s.cuh mask=@m.cuh mask_tile=@t.cuh "
+      "array=t:fp32 "
       "array=u:int32 scalar=x:float scalar=y:int64";
   const AttentionSpec spec = Parse(text, reader);
-  EXPECT_THAT(asked, ::testing::ElementsAre("my dir/s.cuh", "m.cuh"));
+  EXPECT_THAT(asked, ::testing::ElementsAre("my dir/s.cuh", "m.cuh", "t.cuh"));
   EXPECT_EQ(spec.score_snippet.text, "text of my dir/s.cuh");
   EXPECT_EQ(spec.mask_snippet.file_name, "m.cuh");
+  EXPECT_EQ(spec.mask_tile_snippet.text, "text of t.cuh");
   EXPECT_EQ(spec.snippet_arrays[1], (SnippetArray{"u", ElementType::kInt32}));
   EXPECT_EQ(spec.snippet_scalars[1], (SnippetScalar{"y", ScalarType::kInt64}));
   EXPECT_EQ(ToText(spec), text);
@@ -312,6 +314,7 @@ class RandomSpecs {
     }
     if (Rarely()) s.score_snippet = {.text = "score", .file_name = Pick({"", "s %.cuh", "a/b"})};
     if (Rarely()) s.mask_snippet = {.text = "i != j", .file_name = Pick({"", "m", "\tq=@:"})};
+    if (Rarely()) s.mask_tile_snippet = {.text = "some", .file_name = Pick({"", "t"})};
     for (int64_t n = Rarely() ? Int(1, 8) : 0; n > 0; --n) {
       s.snippet_arrays.push_back({absl::StrCat("array_", n), Pick({kFp16, kInt32, kBool})});
     }
@@ -335,9 +338,12 @@ class RandomSpecs {
 
 AttentionSpec ReadBack(const AttentionSpec& spec) {
   return Parse(ToText(spec), [&spec](std::string_view path) -> absl::StatusOr<std::string> {
-    const std::string& score = spec.score_snippet.file_name;
-    return path == (score.empty() ? "score_snippet" : score) ? spec.score_snippet.text
-                                                             : spec.mask_snippet.text;
+    const auto is = [path](const Snippet& snippet, std::string_view otherwise) {
+      return path == (snippet.file_name.empty() ? otherwise : snippet.file_name);
+    };
+    if (is(spec.score_snippet, "score_snippet")) return spec.score_snippet.text;
+    const bool tile = is(spec.mask_tile_snippet, "mask_tile_snippet");
+    return tile ? spec.mask_tile_snippet.text : spec.mask_snippet.text;
   });
 }
 

@@ -650,6 +650,11 @@ TEST(ValidateTest, GradientsNeedWhatTheyAreOf) {
   ASSERT_TRUE(Validate(spec).ok());
   EXPECT_THAT(message([](auto& s) { s.deterministic = true; }), HasSubstr("deterministic"));
   EXPECT_THAT(message([](auto& s) { s.snippet_scalars = {{.name = "d_t"}}; }), HasSubstr("d_t"));
+  EXPECT_THAT(message([](auto& s) {
+                s.mask_snippet = {};
+                s.mask_tile_snippet.text = "some";
+              }),
+              HasSubstr("mask_tile_snippet"));
 }
 
 // A backward of 2 sequences of 4 rows and 6 keys, 2 heads of 8.

@@ -95,6 +95,12 @@ struct SnippetScalar {
 //   the arrays and scalars that the spec names
 // A score snippet yields the new score; a mask snippet yields true for keys to keep.
 //
+// A mask tile snippet says what a mask snippet does to whole tiles, so that kernels skip tiles of
+// which nothing is kept and spare the others its rule where all is. In scope are, instead of i and
+// j, int64_t i_begin, i_end, j_begin, j_end: the rows [i_begin, i_end) and keys [j_begin, j_end) of
+// a tile, neither empty and all of them existing. It yields `none`, `some` or `all`: no pair of
+// them is kept, it depends on the pair, every pair is kept. `some` is always right.
+//
 // In a backward pass the score snippet is also compiled with a Scalar that carries a derivative
 // (forward mode; core/dual.cuh): write `auto` or `Scalar`, not `float`, for what depends on
 // `score`. A score gradient snippet replaces that. It has in scope also
@@ -105,7 +111,7 @@ struct SnippetScalar {
 // and yields the gradient of `score`: d_score times the derivative.
 struct Snippet {
   std::string text;
-  std::string file_name;  // shown in compile errors; empty: "score_snippet" or "mask_snippet"
+  std::string file_name;  // shown in compile errors; empty: the name of the spec's field
   bool empty() const { return text.empty(); }
   bool operator==(const Snippet&) const = default;
 };
@@ -169,6 +175,7 @@ struct AttentionSpec {
   Snippet score_snippet;
   Snippet score_gradient_snippet;  // backward only; empty: the derivative of score_snippet
   Snippet mask_snippet;
+  Snippet mask_tile_snippet;  // empty: the rule of a pair is asked for every pair
   std::vector<SnippetArray>
       snippet_arrays;  // up to 8, in the order of AttentionArgs::snippet_arrays
   std::vector<SnippetScalar> snippet_scalars;  // up to 8

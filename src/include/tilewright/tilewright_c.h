@@ -250,6 +250,8 @@ typedef struct tw_spec {
   int32_t sinks_gradient;
   const char* score_gradient_snippet; /* null: none */
   const char* score_gradient_snippet_file;
+  const char* mask_tile_snippet; /* null: none */
+  const char* mask_tile_snippet_file;
 } tw_spec;
 
 TW_API tw_status tw_spec_init(tw_spec* spec, size_t size);

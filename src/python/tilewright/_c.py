@@ -146,6 +146,8 @@ class Spec(ctypes.Structure):
         ("sinks_gradient", c_int32),
         ("score_gradient_snippet", c_char_p),
         ("score_gradient_snippet_file", c_char_p),
+        ("mask_tile_snippet", c_char_p),
+        ("mask_tile_snippet_file", c_char_p),
     ]
 
 

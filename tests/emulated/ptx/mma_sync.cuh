@@ -26,6 +26,15 @@ inline void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1, Fp16)
   cuda_on_host::MultiplyAdd(d, a, b, 16, cuda_on_host::Operand::kFp16);
 }
 
+inline void mma_m16n8k8(float (&d)[4], u32 a0, u32 a1, u32 b, Fp16) {
+  const u32 a[2] = {a0, a1};
+  cuda_on_host::MultiplyAdd(d, a, &b, 8, cuda_on_host::Operand::kFp16);
+}
+inline void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  const u32 b[2] = {b0, b1};
+  cuda_on_host::MultiplyAdd(d, a, b, 8, cuda_on_host::Operand::kTf32);
+}
+
 template <class Element>
 u32 cvt_rn_x2_f32(float high, float low, Element) {
   Element upper, lower;
