@@ -48,7 +48,7 @@ TEST_F(CProgramTest, PreparesRunsAndExplains) {
   EXPECT_THAT(cold.text, HasSubstr("explain 1"));
   EXPECT_THAT(cold.text, HasSubstr("workspace_bytes 0"));
   EXPECT_THAT(cold.text, HasSubstr("run TW_OK"));
-  EXPECT_THAT(cold.text, HasSubstr("launch attn_fwd_simple__"));
+  EXPECT_THAT(cold.text, HasSubstr("launch attn_fwd_sm80__fp32_d32_causal_lse"));
   EXPECT_THAT(cold.text, HasSubstr("run_null_q TW_INVALID_ARGUMENT q.data = null: must be set"));
   EXPECT_THAT(cold.text, HasSubstr("memory_hits 2"));
   EXPECT_THAT(cold.text, HasSubstr("compiles 1 store_hits 0"));

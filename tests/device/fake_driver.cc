@@ -311,7 +311,7 @@ struct FakeFunctions {
     for (const auto& [start, size] : fake->sizes_) live += size;
     const size_t total = fake->devices_[fake->contexts_[context]].memory_bytes;
     if (bytes > total || live > total - bytes) return CUDA_ERROR_OUT_OF_MEMORY;
-    std::unique_ptr<char[]> data(new char[bytes]);
+    FakeDriver::Memory data(new (std::align_val_t{FakeDriver::kMemoryAlignment}) char[bytes]);
     *address = reinterpret_cast<CUdeviceptr>(data.get());
     fake->sizes_[*address] = bytes;
     fake->memory_[*address] = std::move(data);

@@ -16,6 +16,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <new>
 #include <set>
 #include <string>
 #include <thread>
@@ -150,7 +151,15 @@ class FakeDriver {
   int loaded_libraries_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<CUkernel, Kernel> kernels_ ABSL_GUARDED_BY(mutex_);
   std::map<CUfunction, CUkernel> functions_ ABSL_GUARDED_BY(mutex_);
-  std::map<CUdeviceptr, std::unique_ptr<char[]>> memory_ ABSL_GUARDED_BY(mutex_);
+  // What cuMemAlloc gives begins on a multiple of this.
+  static constexpr size_t kMemoryAlignment = 256;
+  struct FreeMemory {
+    void operator()(char* data) const {
+      operator delete[](data, std::align_val_t{kMemoryAlignment});
+    }
+  };
+  using Memory = std::unique_ptr<char[], FreeMemory>;
+  std::map<CUdeviceptr, Memory> memory_ ABSL_GUARDED_BY(mutex_);
   std::map<CUdeviceptr, size_t> sizes_ ABSL_GUARDED_BY(mutex_);
   std::set<CUstream> streams_ ABSL_GUARDED_BY(mutex_);
   std::map<CUevent, double> events_ ABSL_GUARDED_BY(mutex_);  // when recorded, ms

@@ -214,7 +214,12 @@ TEST(SpecSweepTest, TheKernelsOfSnippetsCompile) {
         ASSERT_TRUE(decision.ok()) << chosen[at]->name << ": " << decision.status();
         const auto built = builder.Build(spec, decision->plan);
         ASSERT_TRUE(built.ok()) << chosen[at]->name << ": " << built.status();
-        EXPECT_EQ(built->binary.usage.spill_store_bytes, 0) << chosen[at]->name;
+        // A rule of tiles with divisions of 64 bits is a call; attn_fwd_sm90 keeps a few words
+        // around it, once a tile.
+        EXPECT_LE(built->binary.usage.spill_store_bytes,
+                  spec.mask_tile_snippet.text.empty() ? 0 : 32)
+            << chosen[at]->name << ": " << spec::ToText(spec) << " by "
+            << decision->plan.ToString();
       }
     });
   }

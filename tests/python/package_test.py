@@ -340,7 +340,7 @@ class RuntimeTest(unittest.TestCase):
         self.assertIn("winner", record)
         self.assertTrue(seen[-1]["done"])
         self.assertEqual(seen[-1]["candidates"], seen[-1]["settled"])
-        self.assertIn(b"attn_fwd_simple", seen[-1]["best"])
+        self.assertIn(b"attn_fwd_sm80", seen[-1]["best"])
 
     def test_frozen_runtimes_compile_nothing(self):
         with tempfile.TemporaryDirectory() as empty:
