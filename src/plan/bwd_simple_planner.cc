@@ -20,8 +20,6 @@ constexpr int kMaxPanel = 128;
 // 4 rows a warp, fewer where they do not fit shared memory: wide heads.
 constexpr int kRowsChoices[] = {4, 2, 1};
 
-int64_t RoundUp(int64_t n, int64_t multiple) { return CeilDiv(n, multiple) * multiple; }
-
 KernelPlan MakePlan(Family family, const PlanRequest& request, int rows_per_warp) {
   const AttentionSpec& spec = request.spec;
   KernelPlan plan;

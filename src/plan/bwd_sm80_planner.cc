@@ -36,12 +36,8 @@ constexpr Tiles kChoices[] = {
     {32, 64, 8, 4, 2, 1},   {32, 64, 4, 2, 2, 1},  {32, 32, 4, 2, 2, 1},
 };
 
-int64_t RoundUp(int64_t n, int64_t multiple) { return CeilDiv(n, multiple) * multiple; }
-
 // Pitch of kernel_templates/mma/tile_copy.cuh.
 int64_t Pitch(int64_t columns) { return 8 * (RoundUp(columns, 8) / 8 | 1); }
-
-bool IsHalf(ElementType type) { return type == ElementType::kFp16 || type == ElementType::kBf16; }
 
 // Whether a pair's gradient needs more than its weight.
 bool HasScorePolicies(const AttentionSpec& spec) {

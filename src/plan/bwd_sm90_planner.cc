@@ -25,15 +25,6 @@ constexpr int64_t kPanelRowBytes = 128;
 constexpr int64_t kSharedAlignment = 1024;
 constexpr int64_t kMaxDim = 128;
 
-int64_t RoundUp(int64_t n, int64_t multiple) { return CeilDiv(n, multiple) * multiple; }
-
-bool IsHalf(ElementType type) { return type == ElementType::kFp16 || type == ElementType::kBf16; }
-
-// A tensor's rows start on multiples of 16 bytes, as bulk copies want them.
-bool StridesFit(const Strides& strides) {
-  return (strides.batch | strides.seq | strides.head) % 8 == 0;
-}
-
 // Fills `refusal` and, where one change would do, `nearest`.
 FamilyAnswer Refuse(const PlanRequest& request) {
   const AttentionSpec& spec = request.spec;
@@ -94,7 +85,7 @@ FamilyAnswer Refuse(const PlanRequest& request) {
                                   " and their sum at most ", 2 * kMaxDim);
     nearest.dim_qk = nearest.dim_v = std::min(spec.dim_qk, kMaxDim);
   } else if (spec.strides.has_value() &&
-             !std::all_of(spec.strides->begin(), spec.strides->end(), StridesFit)) {
+             !std::all_of(spec.strides->begin(), spec.strides->end(), StridesFitBulkCopies)) {
     answer.refusal = "strides: rows must start on multiples of 16 bytes";
     nearest.strides.reset();
   } else {

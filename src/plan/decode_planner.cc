@@ -24,10 +24,6 @@ constexpr int64_t kMaxDim = 256;
 // And up to which a block does.
 constexpr int64_t kMaxWideDim = 640;
 
-int64_t RoundUp(int64_t n, int64_t multiple) { return CeilDiv(n, multiple) * multiple; }
-
-bool IsHalf(ElementType type) { return type == ElementType::kFp16 || type == ElementType::kBf16; }
-
 int64_t PackedRows(const AttentionSpec& spec) {
   return std::max<int64_t>(spec.seqlen_q * spec::GroupSize(spec), 1);
 }

@@ -41,6 +41,16 @@ absl::StatusOr<Decision> BestOf(absl::Span<const FamilyRow> families, const Plan
 inline int64_t CeilDiv(int64_t n, int64_t divisor) {
   return n / divisor + (n % divisor != 0 ? 1 : 0);
 }
+inline int64_t RoundUp(int64_t n, int64_t multiple) { return CeilDiv(n, multiple) * multiple; }
+
+inline bool IsHalf(ElementType type) {
+  return type == ElementType::kFp16 || type == ElementType::kBf16;
+}
+
+// Whether a tensor's rows start on multiples of 16 bytes, as bulk copies of 16-bit elements want.
+inline bool StridesFitBulkCopies(const Strides& strides) {
+  return (strides.batch | strides.seq | strides.head) % 8 == 0;
+}
 
 // Bytes of dynamic shared memory of attn_fwd_simple: sizeof(SharedStorage<Config>) of
 // kernel_templates/family/attn_fwd_simple.cuh, which the emitted source asserts. Q is whole, as

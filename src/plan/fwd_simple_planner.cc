@@ -27,8 +27,6 @@ constexpr int kRowsChoices[] = {4, 2, 1};
 constexpr int64_t kMaxAccumulators = 32;
 constexpr int64_t kMaxAccumulatorsOneRow = 128;
 
-int64_t RoundUp4(int64_t n) { return CeilDiv(n, 4) * 4; }
-
 int64_t Accumulators(int rows_per_warp, int64_t dim_v) {
   return rows_per_warp * CeilDiv(dim_v, kBlockN);
 }
@@ -75,7 +73,7 @@ KernelPlan MakePlan(const PlanRequest& request, int rows_per_warp) {
   plan.block_n = kBlockN;
   plan.warps = kWarps;
   plan.rows_per_warp = rows_per_warp;
-  plan.panel = static_cast<int>(std::min<int64_t>(kMaxPanel, RoundUp4(widest)));
+  plan.panel = static_cast<int>(std::min<int64_t>(kMaxPanel, RoundUp(widest, 4)));
   plan.smem_bytes = FwdSimpleSmemBytes(plan.block_m, request.spec.dim_qk, plan.panel);
   return plan;
 }
@@ -108,7 +106,7 @@ FamilyAnswer Refuse(const PlanRequest& request) {
 }  // namespace
 
 int64_t FwdSimpleSmemBytes(int block_m, int64_t dim_qk, int panel) {
-  const int64_t q = block_m * RoundUp4(dim_qk);
+  const int64_t q = block_m * RoundUp(dim_qk, 4);
   const int64_t kv = int64_t{kBlockN} * (panel + 4);
   return (q + kv) * int64_t{sizeof(float)};
 }

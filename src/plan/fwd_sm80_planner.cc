@@ -78,8 +78,6 @@ constexpr int64_t kMaxNarrowest = 144;
 // Registers besides, for occupancy only.
 constexpr int64_t kOtherRegisters = 88;
 
-int64_t RoundUp(int64_t n, int64_t multiple) { return CeilDiv(n, multiple) * multiple; }
-
 // Bytes of a tile of 16-bit or fp32 elements: mma/tile_copy.cuh, mma/tf32_core.cuh.
 int64_t Pitch(int64_t columns) { return 8 * (RoundUp(columns, 8) / 8 | 1); }
 int64_t FloatPitchQk(int64_t dim) { return (RoundUp(dim, 16) / 16 | 1) * 16; }
@@ -87,8 +85,6 @@ int64_t FloatPitchV(int64_t dim) { return RoundUp(RoundUp(dim, 8) - 4, 16) + 4; 
 
 // sizeof(RowTile), and what aligns the tiles behind it.
 constexpr int64_t kRowTileBytes = 112;
-
-bool IsHalf(ElementType type) { return type == ElementType::kFp16 || type == ElementType::kBf16; }
 
 // Fills `refusal` and, where one change would do, `nearest`.
 FamilyAnswer Refuse(const PlanRequest& request) {

@@ -27,15 +27,6 @@ constexpr int kOnesColumns = 8;  // behind V
 constexpr int kSharedAlignment = 1024;
 constexpr int64_t kFewKeys = 256;
 
-int64_t RoundUp(int64_t n, int64_t multiple) { return CeilDiv(n, multiple) * multiple; }
-
-bool IsHalf(ElementType type) { return type == ElementType::kFp16 || type == ElementType::kBf16; }
-
-// A tensor's rows start on multiples of 16 bytes, as bulk copies want them.
-bool StridesFit(const Strides& strides) {
-  return (strides.batch | strides.seq | strides.head) % 8 == 0;
-}
-
 FamilyAnswer Refuse(const PlanRequest& request) {
   const AttentionSpec& spec = request.spec;
   FamilyAnswer answer;
@@ -77,7 +68,7 @@ FamilyAnswer Refuse(const PlanRequest& request) {
     nearest.dim_qk = std::min(spec.dim_qk, kMaxDim);
     nearest.dim_v = std::min(spec.dim_v, kMaxDim);
   } else if (spec.strides.has_value() &&
-             !std::all_of(spec.strides->begin(), spec.strides->end(), StridesFit)) {
+             !std::all_of(spec.strides->begin(), spec.strides->end(), StridesFitBulkCopies)) {
     answer.refusal = "strides: rows must start on multiples of 16 bytes";
     nearest.strides.reset();
   } else if (!request.family.has_value() && spec.seqlen_q <= kWarpgroupRows &&
