@@ -264,7 +264,7 @@ def run_model(name, implementations, rounds, decode):
 
     torch.manual_seed(0)
     client = MODELS[name]
-    tilewright._call._calls.clear()
+    tilewright._call.forget()
     config = client.make_config(transformers)
     with torch.device("cuda"):
         model = client.make(

@@ -30,8 +30,8 @@ def dense(shape):
 
 
 class FakeArray:
-    def __init__(self, shape, kind="fp32", strides=None, device_type=2, offset=0):
-        self.shape, self.dtype, self.device = tuple(shape), kind, 0
+    def __init__(self, shape, kind="fp32", strides=None, device_type=2, offset=0, device=0):
+        self.shape, self.dtype, self.device = tuple(shape), kind, device
         self.strides = strides or dense(self.shape)
         self.device_type, self.offset = device_type, offset
         extent = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides) if n)
@@ -46,7 +46,7 @@ class FakeArray:
         return Namespace
 
     def __dlpack_device__(self):
-        return self.device_type, 0
+        return self.device_type, self.device
 
     def __dlpack__(self, stream=None):
         self.seen_streams.append(stream)

@@ -40,6 +40,14 @@ def call_of(options, arrays, terms=()):
     return _call.find(options, operands, [_arrays.from_dlpack("terms", t, 0) for t in terms], (), 0)
 
 
+def launched(call, arrays, stream, gradients=()):
+    """(arguments, stream) of a launch of these arrays."""
+    seen = []
+    with unittest.mock.patch.object(call, "_run", lambda *arguments: seen.extend(arguments)):
+        call.launch([array.data for array in arrays], stream, lambda size: 256, gradients)
+    return seen[2]._obj, seen[3]
+
+
 def qkvo(shape_q=(2, 10, 4, 16), shape_kv=(2, 12, 2, 16), **more):
     arrays = {
         "q": FakeArray(shape_q),
@@ -152,12 +160,6 @@ class AttentionTest(unittest.TestCase):
         self.assertEqual(tilewright.default_runtime().counters()["prepares"], before + 1)
 
     def test_the_arguments_of_a_launch(self):
-        seen = {}
-
-        class Recorder:
-            def run(self, prepared, args, stream):
-                seen.update(args=args, stream=stream)
-
         arrays = qkvo(sinks=FakeArray((4,)), alibi_slopes=FakeArray((2, 4)))
         operands = {name: _arrays.from_dlpack(name, array, 0) for name, array in arrays.items()}
         term = FakeArray((2, 4, 10, 12), offset=8)
@@ -169,11 +171,8 @@ class AttentionTest(unittest.TestCase):
             (),
             0,
         )
-        runtime, call.runtime = call.runtime, Recorder()
-        self.addCleanup(setattr, call, "runtime", runtime)
-        call.launch(operands, terms, (), 16, None)
-        args = seen["args"]
-        self.assertEqual(seen["stream"], 16)
+        args, stream = launched(call, (*operands.values(), *terms), 16)
+        self.assertEqual(stream, 16)
         for name in "qkvo":
             self.assertEqual(getattr(args, name).data, arrays[name].address, name)
         self.assertEqual(args.sinks, arrays["sinks"].address)
@@ -197,6 +196,12 @@ class AttentionTest(unittest.TestCase):
                 tilewright.InvalidArgumentError,
                 "q lies on DLPack device type 1",
                 (FakeArray((2, 10, 4, 16), device_type=1), kv, kv),
+                {},
+            ),
+            (
+                tilewright.InvalidArgumentError,
+                "k lies on device 1: must lie on that of q, device 0",
+                (q, FakeArray((2, 12, 2, 16), device=1), kv),
                 {},
             ),
             (
@@ -272,17 +277,8 @@ class BackwardTest(unittest.TestCase):
         options = tilewright.Options(backward=True, sinks_gradient=True, term_gradients=(0,))
         call = _call.find(options, operands, terms, (), 0)
         self.assertRegex(call.prepared.spec, "^bwd fp32 b=2 h=4/2 s=10/12 d=16/16 .*sinks")
-        seen = {}
-
-        class Recorder:
-            def run(self, prepared, args, stream):
-                seen["args"] = args
-
-        runtime, call.runtime = call.runtime, Recorder()
-        self.addCleanup(setattr, call, "runtime", runtime)
         gradients = [(0, _arrays.from_dlpack("gradient", gradient, 0))]
-        call.launch(operands, terms, (), 0, lambda size: 256, gradients)
-        args = seen["args"]
+        args, _ = launched(call, (*operands.values(), *terms), 0, gradients)
         for name in names:
             self.assertEqual(getattr(args, f"d_{name}").data, arrays[f"d_{name}"].address)
         self.assertEqual(

@@ -177,7 +177,8 @@ def attention(
         return described("workspace", scratch[0]).data
 
     call = _call.find(chosen, operands, term_operands, snippet_arrays, stream, runtime)
-    call.launch(operands, term_operands, snippet_arrays, stream, workspace)
+    addressed = (*operands.values(), *term_operands, *(array for _, array in snippet_arrays))
+    call.launch([array.data for array in addressed], stream, workspace)
     if _package(q) == "jax" or _package(q) == "jaxlib":
         _driver.synchronize(stream)  # JAX orders nothing after work that it does not know
     return (out, lse) if wants_lse else out

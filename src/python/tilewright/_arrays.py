@@ -25,17 +25,18 @@ _TYPES[(0, 64)] = _TYPES[(1, 64)] = INT64
 
 
 class Array:
-    """`signature` is what a kernel is chosen by: (type, shape, strides), strides in elements. `keep` holds the memory
-    alive."""
+    """`signature` is what a kernel is chosen by: (type, shape, strides, device), strides in elements. `keep` holds the
+    memory alive."""
 
-    __slots__ = ("data", "signature", "device", "keep")
+    __slots__ = ("data", "signature", "keep")
 
-    def __init__(self, data, signature, device, keep):
-        self.data, self.signature, self.device, self.keep = data, signature, device, keep
+    def __init__(self, data, signature, keep):
+        self.data, self.signature, self.keep = data, signature, keep
 
     type = property(lambda self: self.signature[0])
     shape = property(lambda self: self.signature[1])
     strides = property(lambda self: self.signature[2])
+    device = property(lambda self: self.signature[3])
 
 
 class _DLTensor(ctypes.Structure):
@@ -88,9 +89,8 @@ def from_dlpack(name, array, stream):
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else _dense_strides(shape)
     # The capsule, while it lives, owns the exported memory.
-    return Array(
-        (tensor.data or 0) + tensor.byte_offset, (kind, shape, strides), device, (capsule, array)
-    )
+    address = (tensor.data or 0) + tensor.byte_offset
+    return Array(address, (kind, shape, strides, device), (capsule, array))
 
 
 _torch_types = None
@@ -118,6 +118,5 @@ def from_torch(tensor):
         raise _c.InvalidArgumentError(
             f"a tensor has elements of {tensor.dtype}: must be one of {', '.join(_c.ELEMENT_NAMES)}"
         )
-    return Array(
-        tensor.data_ptr(), (kind, tensor.shape, tensor.stride()), tensor.get_device(), tensor
-    )
+    signature = (kind, tensor.shape, tensor.stride(), tensor.get_device())
+    return Array(tensor.data_ptr(), signature, tensor)

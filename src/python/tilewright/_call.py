@@ -132,6 +132,7 @@ class Call:
         self.args = self._library.new(_c.Args, self._library.args_init)
         self._kept = []  # what the spec points to
         self._idle = []  # _Launch objects between launches
+        self._devices(arrays, terms, snippet_arrays)
         self._sizes(options, arrays)
         self._options(options, arrays)
         self._terms(options, terms)
@@ -139,6 +140,24 @@ class Call:
         self._snippets(options, snippet_arrays)
         self.prepared = runtime.prepare_struct(self.spec, stream)
         self.workspace_bytes = self.prepared.workspace_bytes(self.args)
+        # What a launch would look up each time.
+        self._run = self._library.run
+        self._runtime_handle, self._prepared_handle = runtime.handle, self.prepared.handle
+        self._words = (
+            *(_WORDS[name] for name in arrays),
+            *(_BIAS_WORD + n * _BIAS_WORDS for n in range(len(terms))),
+            *(_SNIPPET_WORD + n for n in range(len(snippet_arrays))),
+        )
+
+    def _devices(self, arrays, terms, snippet_arrays):
+        device = arrays["q"].device
+        named = [(f"terms[{n}]", term) for n, term in enumerate(terms)]
+        for name, array in (*arrays.items(), *named, *snippet_arrays):
+            if array.device != device:
+                where = f"device {array.device}" if array.device >= 0 else "no CUDA device"
+                raise _c.InvalidArgumentError(
+                    f"{name} lies on {where}: must lie on that of q, device {device}"
+                )
 
     def _sizes(self, options, arrays):
         spec, args = self.spec, self.args
@@ -348,25 +367,22 @@ class Call:
                 setattr(self.args.snippet_scalars[n], "i" if integral else "f", value)
             spec.snippet_scalars, spec.num_snippet_scalars = structs, len(options.scalars)
 
-    def launch(self, arrays, terms, snippet_arrays, stream, workspace, term_gradients=()):
-        """`workspace(bytes)` gives the address of scratch memory, which is asked for only when it is
-        needed. Backward: `term_gradients` are (index of the term, array) pairs."""
+    def launch(self, addresses, stream, workspace, term_gradients=()):
+        """`addresses` of the arrays, the terms and the snippets' arrays that this was made for, in that order.
+        `workspace(bytes)` gives the address of scratch memory, which is asked for only when it is needed. Backward:
+        `term_gradients` are (index of the term, array) pairs."""
         try:
             launch = self._idle.pop()
         except IndexError:
             launch = _Launch(self.args)
         words = launch.words
-        for name, array in arrays.items():
-            words[_WORDS[name]] = array.data
-        for n, term in enumerate(terms):
-            words[_BIAS_WORD + n * _BIAS_WORDS] = term.data
+        for word, address in zip(self._words, addresses):
+            words[word] = address
         for n, gradient in term_gradients:
             launch.args.d_bias[n] = _c.BiasGradient(gradient.data, *gradient.strides)
-        for n, (_, array) in enumerate(snippet_arrays):
-            words[_SNIPPET_WORD + n] = array.data
         if self.workspace_bytes:
             words[_WORKSPACE_WORD] = workspace(self.workspace_bytes)
-        self.runtime.run(self.prepared, launch.args, stream)
+        self._run(self._runtime_handle, self._prepared_handle, launch.reference, stream or None)
         self._idle.append(launch)
 
 
@@ -376,6 +392,7 @@ class _Launch:
 
     def __init__(self, args):
         self.args = _c.Args.from_buffer_copy(args)
+        self.reference = ctypes.byref(self.args)
         self.words = (ctypes.c_uint64 * (ctypes.sizeof(_c.Args) // 8)).from_buffer(self.args)
 
 
@@ -399,7 +416,16 @@ _SNIPPET_WORD, _WORKSPACE_WORD = _word("snippet_arrays"), _word("workspace")
 
 
 _calls = {}
-atexit.register(_calls.clear)  # they hold runtimes
+forms = {}  # tilewright.torch: (Call, shapes of the outputs) by a key that is quicker to make
+
+
+def forget():
+    """Drops what is remembered of calls."""
+    forms.clear()
+    _calls.clear()
+
+
+atexit.register(forget)  # they hold runtimes
 
 
 def find(options, arrays, terms, snippet_arrays, stream, runtime=None):
@@ -407,12 +433,11 @@ def find(options, arrays, terms, snippet_arrays, stream, runtime=None):
     runtime = runtime or default_runtime()
     key = (
         id(runtime),
-        arrays["q"].device,
         options,
         tuple(arrays),
         tuple([array.signature for array in arrays.values()]),
         tuple([term.signature for term in terms]),
-        tuple([(name, array.type) for name, array in snippet_arrays]),
+        tuple([(name, array.type, array.device) for name, array in snippet_arrays]),
     )
     call = _calls.get(key)
     if call is None:

@@ -99,22 +99,20 @@ def _options(
     )
 
 
-def _new_outputs(q, v, layout, lse, out_dtype):
-    """O, whose memory is [batch, sequence, heads, dim] in every layout, and LSE (None when not wanted)."""
-    dtype = out_dtype or q.dtype
+def _output_shapes(q, v, layout):
+    """(shape of O, its strides, shape of LSE); the memory of O is [batch, sequence, heads, dim] in every layout."""
+    dim = v.shape[-1]
     if q.dim() == 3:
-        o = q.new_empty((q.shape[0], q.shape[1], v.shape[2]), dtype=dtype)
-        shape = (q.shape[1], q.shape[0])
-    elif layout == "bhsd":
-        o = q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3]), dtype=dtype).transpose(
-            1, 2
-        )
-        shape = (q.shape[0], q.shape[1], q.shape[2])
-    else:
-        o = q.new_empty((*q.shape[:3], v.shape[3]), dtype=dtype)
-        batch, length = (0, 1) if layout == "bshd" else (1, 0)
-        shape = (q.shape[batch], q.shape[2], q.shape[length])
-    return o, q.new_empty(shape, dtype=torch.float32) if lse else None
+        tokens, heads, _ = q.shape
+        return (tokens, heads, dim), (heads * dim, dim, 1), (heads, tokens)
+    if layout == "bhsd":
+        batch, heads, length, _ = q.shape
+        strides = (length * heads * dim, dim, heads * dim, 1)
+        return (batch, heads, length, dim), strides, (batch, heads, length)
+    first, second, heads, _ = q.shape
+    batch, length = (first, second) if layout == "bshd" else (second, first)
+    strides = (second * heads * dim, heads * dim, dim, 1)
+    return (first, second, heads, dim), strides, (batch, heads, length)
 
 
 # PyTorch's own generated code asks for the stream's handle by this name; where it is absent, in more steps.
@@ -125,24 +123,23 @@ _raw_stream = getattr(
 )
 
 
-def _launch(options, tensors, terms, term_gradients=()):
-    """On the device and the current stream of q. `tensors`: by name, all there."""
-    index = tensors["q"].get_device()
-    if index != torch.cuda.current_device():
-        with torch.cuda.device(index):
-            return _launch(options, tensors, terms, term_gradients)
-    arrays = {name: _arrays.from_torch(tensor) for name, tensor in tensors.items()}
-    term_arrays = [_arrays.from_torch(term) for term in terms]
-    scratch = []
+def _scratch_on(device):
+    """(a function that gives the address of scratch memory, a list that keeps the memory)"""
+    kept = []
 
     def workspace(size):
-        scratch.append(torch.empty(size, dtype=torch.uint8, device=tensors["q"].device))
-        return scratch[0].data_ptr()
+        kept.append(torch.empty(size, dtype=torch.uint8, device=device))
+        return kept[0].data_ptr()
 
-    stream = _raw_stream(index)
+    return workspace, kept
+
+
+def _find(options, tensors, terms, stream):
+    """The Call for tensors by name, all there, and the addresses that its launch wants."""
+    arrays = {name: _arrays.from_torch(tensor) for name, tensor in tensors.items()}
+    term_arrays = [_arrays.from_torch(term) for term in terms]
     call = _call.find(options, arrays, term_arrays, (), stream)
-    gradients = [(n, _arrays.from_torch(tensor)) for n, tensor in term_gradients]
-    call.launch(arrays, term_arrays, (), stream, workspace, gradients)
+    return call, [array.data for array in (*arrays.values(), *term_arrays)]
 
 
 def _given(optional):
@@ -150,15 +147,44 @@ def _given(optional):
     return {name: tensor for name, tensor in zip(_OPTIONAL, optional) if tensor is not None}
 
 
-def _compute(q, k, v, terms, *rest):
-    """(O, LSE or None) of the operator's arguments."""
-    optional, settings = rest[: len(_OPTIONAL)], rest[len(_OPTIONAL) :]
-    *settings, lse, out_dtype = settings
-    o, lse_out = _new_outputs(q, v, settings[0], lse, out_dtype)
-    tensors = {"q": q, "k": k, "v": v, "o": o, **_given(optional)}
-    if lse:
-        tensors["lse"] = lse_out
-    _launch(_options(*settings, lse), tensors, terms)
+def _compute(q, k, v, terms, optional, settings):
+    """(O, LSE or None). `optional`: the tensors that are there, by name; `settings`: the operator's arguments after
+    those. What a known form of call costs is little more than its key, which says all of it but addresses."""
+    index = q.get_device()
+    if index != torch.cuda.current_device():
+        with torch.cuda.device(index):
+            return _compute(q, k, v, terms, optional, settings)
+    more = (*optional.values(), *terms)
+    key = (
+        *(index, q.dtype, q.shape, q.stride(), k.get_device(), k.dtype, k.shape, k.stride()),
+        *(v.get_device(), v.dtype, v.shape, v.stride(), settings),
+        *((*optional, *[(t.get_device(), t.dtype, t.shape, t.stride()) for t in more]) if more else ()),
+    )
+    form = _call.forms.get(key)
+    if form is not None and form[0].runtime is _call.default_runtime():
+        call, shape, strides, lse_shape = form
+    else:
+        call, (shape, strides, lse_shape) = None, _output_shapes(q, v, settings[0])
+    *_, lse, out_dtype = settings
+    device = q.device
+    o = torch.empty_strided(shape, strides, dtype=out_dtype or q.dtype, device=device)
+    lse_out = torch.empty(lse_shape, dtype=torch.float32, device=device) if lse else None
+    stream = _raw_stream(index)
+    if call is None:
+        tensors = {"q": q, "k": k, "v": v, "o": o, **({"lse": lse_out} if lse else {}), **optional}
+        call, addresses = _find(_options(*settings[:-1]), tensors, terms, stream)
+        if len(_call.forms) >= _call.MAX_CALLS:
+            _call.forms.clear()
+        _call.forms[key] = (call, shape, strides, lse_shape)
+    else:
+        addresses = [q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr()]
+        if lse:
+            addresses.append(lse_out.data_ptr())
+        for tensor in more:
+            addresses.append(tensor.data_ptr())
+    workspace, kept = _scratch_on(device) if call.workspace_bytes else (None, None)
+    call.launch(addresses, stream, workspace)
+    del kept  # not before the launch
     return o, lse_out
 
 
@@ -167,13 +193,16 @@ def _with_lse(q, o, lse):
     return o, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
-def _attention_cuda(q, *rest):
-    return _with_lse(q, *_compute(q, *rest))
+def _attention_cuda(q, k, v, terms, *rest):
+    count = len(_OPTIONAL)
+    return _with_lse(q, *_compute(q, k, v, terms, _given(rest[:count]), rest[count:]))
 
 
 def _attention_meta(q, k, v, terms, *rest):
-    settings = rest[len(_OPTIONAL) :]
-    return _with_lse(q, *_new_outputs(q, v, settings[0], settings[-2], settings[-1]))
+    layout, *_, lse, out_dtype = rest[len(_OPTIONAL) :]
+    shape, strides, lse_shape = _output_shapes(q, v, layout)
+    o = q.new_empty_strided(shape, strides, dtype=out_dtype or q.dtype)
+    return _with_lse(q, o, q.new_empty(lse_shape, dtype=torch.float32) if lse else None)
 
 
 _operators.impl("attention", _attention_cuda, "CUDA")
@@ -225,7 +254,13 @@ def _backward_cuda(d_o, q, k, v, o, lse, terms, *rest):
         alibi_gradient=alibi_wanted,
         sinks_gradient=sinks_wanted,
     )
-    _launch(options, tensors, terms, list(zip(term_gradients, d_terms)))
+    with torch.cuda.device(q.device):
+        stream = _raw_stream(q.get_device())
+        call, addresses = _find(options, tensors, terms, stream)
+        gradients = [(n, _arrays.from_torch(d)) for n, d in zip(term_gradients, d_terms)]
+        workspace, kept = _scratch_on(q.device)
+        call.launch(addresses, stream, workspace, gradients)
+        del kept  # not before the launch
     return outputs
 
 
@@ -366,14 +401,7 @@ def attention(
         optional["dropout_seed"], optional["dropout_offset"] = drawn[:1], drawn[1:]
     if align not in ("bottom_right", "top_left"):
         raise InvalidArgumentError(f"align = {align!r}: must be one of bottom_right, top_left")
-    direct = _needs_no_dispatch(q, k, v, terms, optional)
-    call = _compute if direct else torch.ops.tilewright.attention
-    o, lse_out = call(
-        q,
-        k,
-        v,
-        list(terms),
-        *[optional.get(name) for name in _OPTIONAL],
+    settings = (
         layout,
         causal,
         align == "top_left",
@@ -391,9 +419,16 @@ def attention(
         mask_rule,
         allow_tf32,
         batch_invariant,
-        lse or not direct,  # a backward pass reads it
-        out_dtype,
     )
+    if _needs_no_dispatch(q, k, v, terms, optional):
+        given = {name: tensor for name, tensor in optional.items() if tensor is not None}
+        o, lse_out = _compute(q, k, v, terms, given, (*settings, lse, out_dtype))
+    else:
+        tensors = [optional.get(name) for name in _OPTIONAL]
+        # A backward pass reads the LSE.
+        o, lse_out = torch.ops.tilewright.attention(
+            q, k, v, list(terms), *tensors, *settings, True, out_dtype
+        )
     return (o, lse_out) if lse else o
 
 
