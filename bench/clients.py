@@ -54,55 +54,50 @@ class Client:
         return getattr(transformers, self.model)._from_config(config, **options).eval()
 
 
-def decoder(family, layers, hidden, mlp, heads, sizes, **config):
+def client(family, model, layers, hidden, mlp, heads, inputs, **config):
+    """A Client of that many layers and heads, of these widths."""
     config |= {
         "hidden_size": hidden,
         "intermediate_size": mlp,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
     }
-    return Client(family, f"{family}ForCausalLM", {"vocab_size": 32000, **config}, sizes)
+    return Client(family, family + model, config, inputs)
 
 
 # The published sizes, but for vocabularies (which only cost memory) and, of GPT-OSS, fewer layers and experts.
+VOCABULARY = 32000
 MODELS = {
-    "siglip_so400m": Client(
-        "SiglipVision",
-        "SiglipVisionModel",
-        {
-            "hidden_size": 1152,
-            "intermediate_size": 4304,
-            "num_hidden_layers": 27,
-            "num_attention_heads": 16,
-            "image_size": 384,
-            "patch_size": 14,
-        },
-        {"images": 8},
+    "siglip_so400m": client(
+        *("SiglipVision", "Model", 27, 1152, 4304, 16, {"images": 8}), image_size=384, patch_size=14
     ),
-    "phi_2": decoder(
-        *("Phi", 32, 2560, 10240, 32, {"batch": 2, "tokens": 2048}),
+    "phi_2": client(
+        *("Phi", "ForCausalLM", 32, 2560, 10240, 32, {"batch": 2, "tokens": 2048}),
         vocab_size=51200,
         partial_rotary_factor=0.4,
         max_position_embeddings=4096,
     ),
-    "gemma_2_2b": decoder(
-        *("Gemma2", 26, 2304, 9216, 8, {"batch": 1, "tokens": 4096}),
+    "gemma_2_2b": client(
+        *("Gemma2", "ForCausalLM", 26, 2304, 9216, 8, {"batch": 1, "tokens": 4096}),
+        vocab_size=VOCABULARY,
         num_key_value_heads=4,
         head_dim=256,
         sliding_window=1024,
         attn_logit_softcapping=50.0,
         query_pre_attn_scalar=256,
     ),
-    "gpt_oss": decoder(
-        *("GptOss", 12, 2880, 2880, 64, {"batch": 1, "tokens": 4096}),
+    "gpt_oss": client(
+        *("GptOss", "ForCausalLM", 12, 2880, 2880, 64, {"batch": 1, "tokens": 4096}),
+        vocab_size=VOCABULARY,
         num_key_value_heads=8,
         head_dim=64,
         sliding_window=128,
         num_local_experts=4,
         num_experts_per_tok=2,
     ),
-    "qwen_2_5_05b": decoder(
-        *("Qwen2", 24, 896, 4864, 14, {"batch": 2, "tokens": 4096}),
+    "qwen_2_5_05b": client(
+        *("Qwen2", "ForCausalLM", 24, 896, 4864, 14, {"batch": 2, "tokens": 4096}),
+        vocab_size=VOCABULARY,
         num_key_value_heads=2,
         max_position_embeddings=8192,
     ),
@@ -263,14 +258,14 @@ def run_model(name, implementations, rounds, decode):
     import tilewright
 
     torch.manual_seed(0)
-    client = MODELS[name]
+    chosen = MODELS[name]
     tilewright._call.forget()
-    config = client.make_config(transformers)
+    config = chosen.make_config(transformers)
     with torch.device("cuda"):
-        model = client.make(
+        model = chosen.make(
             transformers, config, attn_implementation="eager", dtype=torch.bfloat16
         )
-    inputs = make_inputs(torch, config, client.sizes)
+    inputs = make_inputs(torch, config, chosen.sizes)
     with torch.no_grad():
         model.float()
         expected = result_of(model, inputs).float()
@@ -301,7 +296,7 @@ def run_model(name, implementations, rounds, decode):
         check = AttentionCheck(transformers)
         model.set_attn_implementation(check.NAME)
         result_of(model, inputs)
-        text = f"{type(config).__name__} {json.dumps(client.sizes)}"
+        text = f"{type(config).__name__} {json.dumps(chosen.sizes)}"
         plans = "\n".join(calls.values())
         times = measure_prefill(torch, model, inputs, served, rounds)
         rows = [row_of(f"{name}_prefill", text, times, errors, check, notes, plans)]

@@ -30,11 +30,14 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/elapsed.h"
 #include "base/status_macros.h"
+#include "bench/read_flags.h"
 #include "bench/result_file.h"
 #include "compile/nvrtc_compiler.h"
 #include "device/driver_api.h"
@@ -494,28 +497,22 @@ struct Flags {
   std::vector<std::string> specs;
 };
 
-bool ParseFlags(int argc, char** argv, Flags& flags) {
-  std::string repeats;
-  for (int n = 1; n < argc; ++n) {
-    const std::string argument = argv[n];
-    const auto value = [&](const char* name, std::string& to) {
-      if (argument != name || n + 1 >= argc) return false;
-      to = argv[++n];
-      return true;
-    };
-    if (value("--results", flags.results) || value("--commit", flags.commit) ||
-        value("--child", flags.child) || value("--cache", flags.cache_dir) ||
-        value("--repeats", repeats)) {
-      continue;
-    }
-    if (argument.starts_with("-")) {
-      std::fprintf(stderr, "unknown argument %s\n", argument.c_str());
-      return false;
-    }
-    flags.specs.push_back(argument);
+absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
+  Flags flags;
+  std::string repeats = absl::StrCat(flags.repeats);
+  TILEWRIGHT_RETURN_IF_ERROR(ReadFlags(argc, argv,
+                                       {{{"--results", &flags.results},
+                                         {"--commit", &flags.commit},
+                                         {"--child", &flags.child},
+                                         {"--cache", &flags.cache_dir},
+                                         {"--repeats", &repeats}},
+                                        {},
+                                        &flags.specs}));
+  if (!absl::SimpleAtoi(repeats, &flags.repeats) || flags.repeats < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--repeats = ", repeats, ": must be an integer from 1"));
   }
-  if (!repeats.empty()) flags.repeats = std::atoi(repeats.c_str());
-  return flags.repeats > 0;
+  return flags;
 }
 
 absl::Status Write(const Flags& flags, const std::vector<Json>& rows) {
@@ -581,9 +578,12 @@ int Parent(Flags flags) {
 }  // namespace tilewright::bench
 
 int main(int argc, char** argv) {
-  tilewright::bench::Flags flags;
-  if (!tilewright::bench::ParseFlags(argc, argv, flags)) return 2;
-  if (flags.child.empty()) return tilewright::bench::Parent(std::move(flags));
-  if (flags.specs.size() != 1) return 2;
-  return tilewright::bench::Child(flags.child, flags.cache_dir, flags.specs[0]);
+  absl::StatusOr<tilewright::bench::Flags> flags = tilewright::bench::ParseFlags(argc, argv);
+  if (!flags.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(flags.status().message()).c_str());
+    return 2;
+  }
+  if (flags->child.empty()) return tilewright::bench::Parent(*std::move(flags));
+  if (flags->specs.size() != 1) return 2;
+  return tilewright::bench::Child(flags->child, flags->cache_dir, flags->specs[0]);
 }

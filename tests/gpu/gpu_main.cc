@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "bench/read_flags.h"
 #include "bench/result_file.h"
 #include "compile/nvrtc_compiler.h"
 #include "tests/gpu/gpu_environment.h"
@@ -18,28 +19,6 @@
 
 namespace tilewright::gpu_tests {
 namespace {
-
-// False for an argument that is none of ours.
-bool ParseFlags(int argc, char** argv, Flags& flags) {
-  for (int n = 1; n < argc; ++n) {
-    const std::string argument = argv[n];
-    const auto value = [&](const char* name, std::string& to) {
-      if (argument != name || n + 1 >= argc) return false;
-      to = argv[++n];
-      return true;
-    };
-    if (argument == "--slow") {
-      flags.slow = true;
-    } else if (argument == "--sanitizer") {
-      flags.sanitizer = true;
-    } else if (!value("--results", flags.results) && !value("--commit", flags.commit) &&
-               !value("--scenario", flags.scenario) && !value("--cache", flags.cache_dir)) {
-      std::fprintf(stderr, "unknown argument %s\n", argument.c_str());
-      return false;
-    }
-  }
-  return true;
-}
 
 std::string SanitizerFilter() {
   std::string filter;
@@ -79,7 +58,17 @@ int main(int argc, char** argv) {
   using namespace tilewright::gpu_tests;
   ::testing::InitGoogleTest(&argc, argv);
   Flags& flags = ProgramFlags();
-  if (!ParseFlags(argc, argv, flags)) return 2;
+  const absl::Status read =
+      tilewright::bench::ReadFlags(argc, argv,
+                                   {{{"--results", &flags.results},
+                                     {"--commit", &flags.commit},
+                                     {"--scenario", &flags.scenario},
+                                     {"--cache", &flags.cache_dir}},
+                                    {{"--slow", &flags.slow}, {"--sanitizer", &flags.sanitizer}}});
+  if (!read.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(read.message()).c_str());
+    return 2;
+  }
   if (!flags.scenario.empty()) return RunScenario(flags.scenario, flags.cache_dir);
   if (flags.sanitizer) ::testing::GTEST_FLAG(filter) = SanitizerFilter();
   const std::string& missing = GpuEnvironment::Get().missing();
