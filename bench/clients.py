@@ -2,7 +2,8 @@
 """Whole models of Hugging Face transformers, with random weights, on each attention implementation.
 
     clients.py --library build/release/libtilewright.so                 every model
-    clients.py --models siglip_so400m phi_2 --results bench/results
+    clients.py --at-once --results bench/results         the same, prepared side by side
+    clients.py --models siglip_so400m phi_2
 
 A model is built once; eager, sdpa, flex_attention and tilewright take turns in it on the same inputs. What each gives is
 compared with the eager implementation of an fp32 copy of the same weights: the answer is right when its relative error
@@ -251,62 +252,141 @@ def row_of(name, config, times, errors, check, notes, explain):
     }
 
 
-def run_model(name, implementations, rounds, decode):
-    import torch
-    import transformers
+class PreparedModel:
+    """A model whose answers on each implementation have been compared, with all compiled that a forward pass needs."""
 
-    import tilewright
+    def __init__(self, name, implementations):
+        import torch
+        import transformers
 
-    torch.manual_seed(0)
-    chosen = MODELS[name]
-    tilewright._call.forget()
-    config = chosen.make_config(transformers)
-    with torch.device("cuda"):
-        model = chosen.make(
-            transformers, config, attn_implementation="eager", dtype=torch.bfloat16
+        import tilewright
+
+        torch.manual_seed(0)
+        chosen = MODELS[name]
+        tilewright._call.forget()
+        config = chosen.make_config(transformers)
+        with torch.device("cuda"):
+            model = chosen.make(
+                transformers, config, attn_implementation="eager", dtype=torch.bfloat16
+            )
+        self.name, self.model = name, model
+        self.text = f"{type(config).__name__} {json.dumps(chosen.sizes)}"
+        self.inputs = make_inputs(torch, config, chosen.sizes)
+        self.errors, self.notes, self.served = {}, {}, []
+        with torch.no_grad():
+            model.float()
+            expected = result_of(model, self.inputs).float()
+            model.bfloat16()
+            for implementation in implementations:
+                self._try(implementation, expected)
+            del expected
+            calls = {
+                call.prepared.spec: call.prepared.explain()
+                for call in tilewright._call._calls.values()
+            }
+            self.plans = "\n".join(calls.values())
+            self.check = AttentionCheck(transformers)
+            model.set_attn_implementation(self.check.NAME)
+            result_of(model, self.inputs)
+
+    def _try(self, implementation, expected):
+        """Adds it to those served, or a note of why it is not."""
+        try:
+            self.model.set_attn_implementation(implementation)
+            error = relative_error(result_of(self.model, self.inputs), expected)
+        except Exception as refusal:  # whatever an implementation raises, it has no figure
+            text = str(refusal).strip().splitlines()[0][:160]
+            self.notes[implementation] = f"{type(refusal).__name__}: {text}"
+            if implementation == "tilewright":
+                raise
+            return
+        self.errors[implementation] = error
+        if (
+            implementation not in ("eager", "tilewright")
+            and error > WRONG * self.errors["eager"]
+        ):
+            self.notes[implementation] = f"wrong answer: relative error {error:.1e}"
+        else:
+            self.served.append(implementation)
+
+    def measure(self, rounds, decode):
+        """Rows of the prefill and, of a decoder, of a generated token."""
+        import torch
+
+        def row(what, times, plans):
+            return row_of(
+                f"{self.name}_{what}", self.text, times, self.errors, self.check, self.notes, plans
+            )
+
+        with torch.no_grad():
+            times = measure_prefill(torch, self.model, self.inputs, self.served, rounds)
+            rows = [row("prefill", times, self.plans)]
+            if decode and "input_ids" in self.inputs:
+                # flex_attention compiles anew for each length.
+                served = [peer for peer in self.served if peer != "flex_attention"]
+                times = measure_decode(torch, self.model, self.inputs, served, rounds)
+                rows.append(row("decode", times, ""))
+        return rows
+
+
+READY, ROWS = "clients.py is ready", "clients.py's rows: "
+
+
+def run_model(name, arguments, ready=lambda: None):
+    """The rows of a model; `ready` is called before anything is timed."""
+    try:
+        prepared = PreparedModel(name, arguments.implementations.split(","))
+    except (RuntimeError, ValueError) as failure:
+        ready()
+        return [failed_row(name, str(failure)[:400])]
+    ready()
+    return prepared.measure(arguments.rounds, not arguments.no_decode)
+
+
+def failed_row(name, why):
+    return {"name": f"{name}_prefill", "spec": name, "holds": False, "why": why}
+
+
+def run_as_child(arguments):
+    """Says when the one model is prepared, times it at a line on standard input, and prints its rows."""
+
+    def ready():
+        print(READY, flush=True)
+        sys.stdin.readline()
+
+    rows = run_model(arguments.models[0], arguments, ready)
+    print(ROWS + json.dumps(rows), flush=True)
+
+
+def line_of(child, beginning):
+    """The rest of the first line of a child's output that begins so; None where it ends without one."""
+    for line in child.stdout:
+        if line.startswith(beginning):
+            return line[len(beginning) :]
+    return None
+
+
+def run_at_once(arguments, argv):
+    """The rows of each model in turn. All are prepared at once, each in a process of its own, which takes most of the
+    time, and timed one after the other, while the others do nothing."""
+    children = {
+        name: subprocess.Popen(
+            [sys.executable, __file__, *argv, "--child", "--models", name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
-    inputs = make_inputs(torch, config, chosen.sizes)
-    with torch.no_grad():
-        model.float()
-        expected = result_of(model, inputs).float()
-        model.bfloat16()
-        errors, notes, served = {}, {}, []
-        for implementation in implementations:
-            try:
-                model.set_attn_implementation(implementation)
-                errors[implementation] = relative_error(result_of(model, inputs), expected)
-            except Exception as refusal:  # whatever an implementation raises, it has no figure
-                notes[implementation] = (
-                    f"{type(refusal).__name__}: {str(refusal).strip().splitlines()[0][:160]}"
-                )
-                if implementation == "tilewright":
-                    raise
-                continue
-            if (
-                implementation not in ("eager", "tilewright")
-                and errors[implementation] > WRONG * errors["eager"]
-            ):
-                notes[implementation] = f"wrong answer: relative error {errors[implementation]:.1e}"
-                continue
-            served.append(implementation)
-        del expected
-        calls = {
-            call.prepared.spec: call.prepared.explain() for call in tilewright._call._calls.values()
-        }
-        check = AttentionCheck(transformers)
-        model.set_attn_implementation(check.NAME)
-        result_of(model, inputs)
-        text = f"{type(config).__name__} {json.dumps(chosen.sizes)}"
-        plans = "\n".join(calls.values())
-        times = measure_prefill(torch, model, inputs, served, rounds)
-        rows = [row_of(f"{name}_prefill", text, times, errors, check, notes, plans)]
-        if decode and "input_ids" in inputs:
-            served = [
-                peer for peer in served if peer != "flex_attention"
-            ]  # it compiles anew for each length
-            times = measure_decode(torch, model, inputs, served, 3)
-            rows.append(row_of(f"{name}_decode", text, times, errors, check, notes, ""))
-    return rows
+        for name in arguments.models
+    }
+    for child in children.values():
+        line_of(child, READY)
+    for name, child in children.items():
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.write("\n")
+            child.stdin.close()
+        rows = line_of(child, ROWS)
+        code = child.wait()
+        yield json.loads(rows) if rows else [failed_row(name, f"its process ended with {code}")]
 
 
 def table(results):
@@ -335,6 +415,10 @@ def main(argv):
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-decode", action="store_true")
     parser.add_argument(
+        "--at-once", action="store_true", help="prepare all models at once, then time one by one"
+    )
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(
         "--results", help="folder to write DEVICE/clients.json into; rows of other models stay"
     )
     parser.add_argument("--commit", default="unknown", help="of the tree that is measured")
@@ -356,55 +440,52 @@ def main(argv):
     if arguments.library:
         tilewright.use_library(arguments.library)
     tilewright.torch.register()
+    if arguments.child:
+        run_as_child(arguments)
+        return 0
+    turns = (
+        run_at_once(arguments, argv)
+        if arguments.at_once
+        else (run_model(name, arguments) for name in arguments.models)
+    )
     rows = []
-    for name in arguments.models:
-        try:
-            rows += run_model(
-                name,
-                arguments.implementations.split(","),
-                arguments.rounds,
-                not arguments.no_decode,
-            )
-        except (RuntimeError, ValueError) as failure:
-            rows.append(
-                {"name": f"{name}_prefill", "spec": name, "holds": False, "why": str(failure)[:400]}
-            )
+    for of_model in turns:
+        rows += of_model
         torch.cuda.empty_cache()
-        for row in rows:
-            if row["name"].startswith(name):
-                print(
-                    json.dumps({key: value for key, value in row.items() if key != "plan"}),
-                    flush=True,
-                )
-    if arguments.results:
-        device = torch.cuda.get_device_name()
-        folder = pathlib.Path(arguments.results) / re.sub(
-            r"[^a-z0-9]+", "_", device.lower().replace("nvidia", "")
-        ).strip("_")
-        path = folder / "clients.json"
-        kept = []
-        if path.exists():
-            old = json.loads(path.read_text())
-            if old["commit"] == arguments.commit:
-                new = {row["name"] for row in rows}
-                kept = [row for row in old["rows"] if row["name"] not in new]
-        driver = "unknown"
-        with contextlib.suppress(OSError, subprocess.CalledProcessError):
-            query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-            driver = subprocess.run(
-                query, capture_output=True, text=True, check=True
-            ).stdout.split()[0]
-        header = {
-            "topic": "clients",
-            "commit": arguments.commit,
-            "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-            "device": device,
-            "driver": driver,
-            "command": "bench/clients.py " + " ".join(argv),
-        }
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({**header, "rows": kept + rows}, indent=1) + "\n")
+        for row in of_model:
+            shown = {key: value for key, value in row.items() if key != "plan"}
+            print(json.dumps(shown), flush=True)
+        if arguments.results:
+            write_results(arguments, torch.cuda.get_device_name(), argv, rows)
     return 0 if all(row["holds"] for row in rows) else 1
+
+
+def write_results(arguments, device, argv, rows):
+    """Keeps the rows of other models that the file has of the same commit."""
+    folder = pathlib.Path(arguments.results) / re.sub(
+        r"[^a-z0-9]+", "_", device.lower().replace("nvidia", "")
+    ).strip("_")
+    path = folder / "clients.json"
+    kept = []
+    if path.exists():
+        old = json.loads(path.read_text())
+        if old["commit"] == arguments.commit:
+            new = {row["name"] for row in rows}
+            kept = [row for row in old["rows"] if row["name"] not in new]
+    driver = "unknown"
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+    header = {
+        "topic": "clients",
+        "commit": arguments.commit,
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "device": device,
+        "driver": driver,
+        "command": "bench/clients.py " + " ".join(argv),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**header, "rows": kept + rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
