@@ -206,6 +206,12 @@ class AttentionTest(unittest.TestCase):
             ),
             (
                 tilewright.InvalidArgumentError,
+                "v lies on no CUDA device: must lie on that of q, device 0",
+                (q, kv, FakeArray((2, 12, 2, 16), device=-1)),
+                {},
+            ),
+            (
+                tilewright.InvalidArgumentError,
                 "q has elements of DLPack type 2 with 64 bits",
                 (FakeArray((2, 10, 4, 16), "fp64"), kv, kv),
                 {},
