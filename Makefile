@@ -130,8 +130,7 @@ readme: configure
 	@fence='```'; \
 	{ echo "$$fence"; echo '$$ make demo'; $(MAKE) -s demo | sed -n '/^One attention/,$$p'; echo "$$fence"; } > build/demo-run.md; \
 	{ echo "$$fence"; cat bench/results/h200/readme_run.txt; echo "$$fence"; } > build/h200-run.md
-	@if [ -f bench/results/h200/clients.json ]; then python3 bench/clients.py --table bench/results/h200/clients.json; \
-	else echo 'No complete run of the whole models is kept yet.'; fi > build/clients-table.md
+	@python3 bench/clients.py --table bench/results/h200/clients.json > build/clients-table.md
 	@for part in $(readme_parts); do \
 	  sed -i -e "/<!-- $$part -->/,/<!-- end -->/{/<!-- $$part -->/{p;r build/$$part.md" -e "};/<!-- end -->/p;d}" README.md; \
 	done

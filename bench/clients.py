@@ -384,7 +384,8 @@ def run_at_once(arguments, argv):
         with contextlib.suppress(BrokenPipeError):
             child.stdin.write("\n")
             child.stdin.close()
-        rows = line_of(child, ROWS)
+        with child.stdout:
+            rows = line_of(child, ROWS)
         code = child.wait()
         yield json.loads(rows) if rows else [failed_row(name, f"its process ended with {code}")]
 
