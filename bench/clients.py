@@ -24,14 +24,15 @@ import datetime
 import json
 import pathlib
 import random
-import re
 import statistics
 import subprocess
 import sys
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "src/python"))
+sys.path[:0] = [str(HERE), str(HERE.parent / "src/python")]
+
+import compare  # noqa: E402
 
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "tilewright")
 HEAT_SECONDS = 0.5
@@ -463,30 +464,20 @@ def main(argv):
 
 def write_results(arguments, device, argv, rows):
     """Keeps the rows of other models that the file has of the same commit."""
-    folder = pathlib.Path(arguments.results) / re.sub(
-        r"[^a-z0-9]+", "_", device.lower().replace("nvidia", "")
-    ).strip("_")
-    path = folder / "clients.json"
-    kept = []
+    path = pathlib.Path(arguments.results) / compare.device_folder(device) / "clients.json"
     if path.exists():
         old = json.loads(path.read_text())
         if old["commit"] == arguments.commit:
-            new = {row["name"] for row in rows}
-            kept = [row for row in old["rows"] if row["name"] not in new]
-    driver = "unknown"
-    with contextlib.suppress(OSError, subprocess.CalledProcessError):
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+            rows = compare.merge_rows(old["rows"], rows)
     header = {
         "topic": "clients",
         "commit": arguments.commit,
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "device": device,
-        "driver": driver,
-        "command": "bench/clients.py " + " ".join(argv),
+        "driver": compare.driver_version(),
+        "command": "bench/clients.py " + compare.shown_arguments(argv),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**header, "rows": kept + rows}, indent=1) + "\n")
+    compare.write_results(path, header, rows, append=False)
 
 
 if __name__ == "__main__":

@@ -892,6 +892,13 @@ def device_folder(device_name):
     return re.sub(r"[^a-z0-9]+", "_", device_name.lower().replace("nvidia", "")).strip("_")
 
 
+def shown_arguments(argv):
+    """What a file of results says it was made with: the folder of the repository, whichever it was written to."""
+    return " ".join(
+        "bench/results" if n and argv[n - 1] == "--results" else word for n, word in enumerate(argv)
+    )
+
+
 def driver_version():
     try:
         text = pathlib.Path("/proc/driver/nvidia/version").read_text()
@@ -1105,7 +1112,7 @@ def main(argv):
             "device": device,
             "driver": driver_version(),
             "nvrtc": nvrtc_version(row.get("plan", "") for row in rows),
-            "command": "bench/compare.py " + " ".join(argv),
+            "command": "bench/compare.py " + shown_arguments(argv),
             "limits": limits,
         }
         if arguments.results:

@@ -1,8 +1,6 @@
 """bench/clients.py without a GPU: what becomes of times and errors, and of the processes of --at-once."""
 
-import contextlib
 import importlib.util
-import io
 import json
 import pathlib
 import sys
@@ -103,8 +101,8 @@ class AtOnceTest(unittest.TestCase):
 class ResultsTest(unittest.TestCase):
     def write(self, folder, commit, *rows):
         arguments = types.SimpleNamespace(results=folder, commit=commit)
-        with contextlib.redirect_stderr(io.StringIO()):
-            clients.write_results(arguments, "NVIDIA H200", ["--rounds", "3"], list(rows))
+        argv = ["--rounds", "3", "--results", folder]
+        clients.write_results(arguments, "NVIDIA H200", argv, list(rows))
         return json.loads((pathlib.Path(folder) / "h200/clients.json").read_text())
 
     def test_rows_of_the_same_commit_stay(self):
@@ -112,7 +110,7 @@ class ResultsTest(unittest.TestCase):
             self.write(folder, "a", {"name": "x", "value": 1}, {"name": "y", "value": 1})
             kept = self.write(folder, "a", {"name": "y", "value": 2})
             self.assertEqual([row["value"] for row in kept["rows"]], [1, 2])
-            self.assertEqual(kept["command"], "bench/clients.py --rounds 3")
+            self.assertEqual(kept["command"], "bench/clients.py --rounds 3 --results bench/results")
             self.assertEqual(len(self.write(folder, "b", {"name": "y"})["rows"]), 1)
 
 
