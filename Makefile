@@ -2,8 +2,8 @@
 #
 #   make demo        build the program and run attention on the arrays of a real model
 #   make check       build everything and run the tests (without those labelled slow)
-#   make check-warm  the tests that compile, twice on one store: cold, then warm
-#   make asan, tsan  the tests under sanitizers
+#   make check-warm  the tests that compile, twice on one store: cold, then warm; PRESET=clang: built so
+#   make asan, tsan  the tests under sanitizers; make clang, clang-asan: built by clang++
 #   make gpu-bundle  gather the programs and the libraries that they need in build/gpu/, to be run
 #                    on a GPU machine that has nothing else installed
 #   make format      clang-format every source
@@ -29,7 +29,7 @@ else
 with_cuda =
 endif
 
-.PHONY: demo check check-warm nvrtc-versions asan tsan gpu-bundle format tidy readme docs setup configure clean
+.PHONY: demo check check-warm nvrtc-versions asan tsan clang clang-asan gpu-bundle format tidy readme docs setup configure clean
 
 setup:
 	@src/install_packages.sh
@@ -77,17 +77,20 @@ check: configure nvrtc-versions
 
 warm_store := $(CURDIR)/build/warm-store
 
-check-warm: configure nvrtc-versions
-	@cmake --build --preset release --parallel $(JOBS)
+PRESET ?= release
+
+check-warm: setup nvrtc-versions
+	@cmake --preset $(PRESET) $(configure_flags) > build/configure.log 2>&1 || { cat build/configure.log; exit 1; }
+	@cmake --build --preset $(PRESET) --parallel $(JOBS)
 	@rm -rf $(warm_store)
 	@for turn in cold warm; do \
 	  echo "The tests that compile, with a $$turn store"; \
-	  TILEWRIGHT_CACHE_DIR=$(warm_store) $(call with_cuda,$(release)) \
-	    ctest --preset release --parallel $(JOBS) --label-regex compile; \
+	  (cd build/$(PRESET) && TILEWRIGHT_CACHE_DIR=$(warm_store) $(call with_cuda,.) \
+	    ctest --output-on-failure --parallel $(JOBS) --label-regex compile --label-exclude "slow|gpu"); \
 	done
-	@TILEWRIGHT_CACHE_DIR=$(warm_store) $(program) cache stats
+	@TILEWRIGHT_CACHE_DIR=$(warm_store) build/$(PRESET)/tilewright cache stats
 
-asan tsan: setup
+asan tsan clang clang-asan: setup
 	@cmake --preset $@ $(configure_flags)
 	@cmake --build --preset $@ --parallel $(JOBS)
 	@cd build/$@ && $(call with_cuda,.) ctest --output-on-failure --label-exclude "slow|gpu"
