@@ -156,8 +156,6 @@ LaunchShape ComputeLaunchShape(const KernelPlan& kernel, const AttentionSpec& sp
   shape.block = static_cast<uint32_t>(kernel.threads());
   shape.smem_bytes = static_cast<uint32_t>(kernel.smem_bytes);
   if (IsEmpty(spec, args)) return shape;
-  // attn_bwd_prep may have tiles of no rows.
-  const int64_t tiles = kernel.block_m == 0 ? 0 : RowTiles(kernel, spec, args);
   switch (kernel.family) {
     case Family::kDecode:
     case Family::kDecodeWide:
@@ -174,7 +172,7 @@ LaunchShape ComputeLaunchShape(const KernelPlan& kernel, const AttentionSpec& sp
     }
     case Family::kFwdSm80:
     case Family::kFwdSimple:
-      shape.grid = static_cast<uint32_t>(Blocks(tiles, call.parts));
+      shape.grid = static_cast<uint32_t>(Blocks(RowTiles(kernel, spec, args), call.parts));
       break;
     case Family::kBwdSm90:
     case Family::kBwdSm80:
@@ -194,10 +192,10 @@ LaunchShape ComputeLaunchShape(const KernelPlan& kernel, const AttentionSpec& sp
       break;
     }
     case Family::kBwdFinish:
-      shape.grid = static_cast<uint32_t>(tiles);
+      shape.grid = static_cast<uint32_t>(RowTiles(kernel, spec, args));
       break;
     case Family::kCombine:
-      if (call.parts > 1) shape.grid = static_cast<uint32_t>(tiles);
+      if (call.parts > 1) shape.grid = static_cast<uint32_t>(RowTiles(kernel, spec, args));
       shape.overlaps = true;
       break;
   }

@@ -249,7 +249,7 @@ absl::Status DeviceBench::Open(const Trial& first, const Trial* reference) {
                                                 api_, static_cast<size_t>(flush_bytes), allocator));
   bytes -= flush_bytes;
 
-  const auto make = [&](AttentionSpec smaller) -> absl::StatusOr<ScratchProblem> {
+  const auto make = [&](const AttentionSpec& smaller) -> absl::StatusOr<ScratchProblem> {
     ScratchOptions scratch = options_.scratch;
     if (smaller.seqlen_q != spec_.seqlen_q || smaller.seqlen_kv != spec_.seqlen_kv) {
       scratch.lengths_q.clear();

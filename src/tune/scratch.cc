@@ -452,15 +452,15 @@ absl::StatusOr<ScratchProblem> ScratchProblem::Create(const device::DriverApi& a
                                                       const AttentionSpec& spec,
                                                       const ScratchOptions& options,
                                                       device::StreamHandle stream) {
-  static const device::DeviceAllocator kDriver;
+  static const device::DeviceAllocator from_driver;
   ScratchProblem problem;
   problem.spec_ = spec;
   problem.options_ = options;
   TILEWRIGHT_ASSIGN_OR_RETURN(const size_t bytes, ScratchBytes(spec, options));
   TILEWRIGHT_ASSIGN_OR_RETURN(
       problem.memory_,
-      device::DeviceBuffer::Allocate(api, bytes,
-                                     options.allocator != nullptr ? *options.allocator : kDriver));
+      device::DeviceBuffer::Allocate(
+          api, bytes, options.allocator != nullptr ? *options.allocator : from_driver));
   TILEWRIGHT_RETURN_IF_ERROR(problem.Restore(stream));
   return problem;
 }

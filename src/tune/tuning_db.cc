@@ -134,7 +134,9 @@ TuningDb::TuningDb(std::unique_ptr<cache::RecordFiles> user,
     absl::StatusOr<std::string> text = cache::OpenRecord(file);
     if (!text.ok()) continue;  // tests/tune/shipped_records_test.cc opens each
     absl::StatusOr<TuningRecord> record = ParseRecord(*text);
-    if (record.ok()) embedded.records.emplace(record->Key(), *std::move(record));
+    if (!record.ok()) continue;
+    const Digest key = record->Key();
+    embedded.records.emplace(key, *std::move(record));
   }
   sources_.push_back(std::move(embedded));
 }
