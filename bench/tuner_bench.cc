@@ -1,41 +1,44 @@
 // What tuning costs and what it is worth, on a machine with a GPU:
 //   first_call    an unknown spec to its first answer in a new process with an empty store, beyond
 //                 cuInit and the context: kBackground against one compile, kFirstRun against its
-//                 budget, then both processes' store warm
-//   regret        the winner of a bounded tuning (the default options), and the default, held
-//   against
-//                 the quickest of all candidates in one measurement of all
+//                 budget, then both with the store warm
+//   regret        the winner of a bounded tuning (the default options, an empty store), and the
+//                 default, held against the quickest of all candidates in one measurement of all
 //   flips         how often repeated tunings of one spec end with another winner than most, and
 //   what
 //                 that costs
-//   footprint     device memory that a tuning keeps (none)
+//   turns         whether two processes ever had the device for measuring at once (they must not)
+//   kept          device memory that a tuning keeps (none)
 //
-//   tuner_bench measure [--first-call] [--flips N] [--regret A B] [--shapes FILE] [--family NAME]
-//                       --raw OUT
+//   tuner_bench measure [--first-call] [--regret A B] [--flips N] [--shapes FILE] [--family NAME]
+//                       [--kernels STORE] [--jobs N] --raw OUT
 //   tuner_bench results [--commit HASH] --results FILE RAW...
 //
-// Measurements append lines of JSON to OUT, so that they may be spread over several runs; `results`
-// makes the result file of them; of equal measurements the last one counts. --regret A B takes the
-// specs A <= n < B of the file; the search of all candidates of one goes on beside the next, whose
-// tuning has some cores less and the GPU when it is free: not what makes it look better.
-#include <sys/wait.h>
+// Measurements append lines of JSON to OUT as they are made, so that they may be spread over
+// several runs; `results` makes the result file of them; of equal measurements the last one counts.
+// Each spec is measured by a process of its own: what ends one ends its line only. --regret A B
+// takes the specs A <= n < B of the file, --jobs at a time: the bounded tuning of one has some
+// cores less, and waits for the GPU while another is measured, which does not make it look better.
+// --kernels is a store in which `tilewright compile --matrix FILE --candidates 0` has put what the
+// search of all candidates and the repeated tunings need; without it they compile.
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -87,7 +90,9 @@ RuntimeOptions OptionsFor(const std::string& cache_dir, TunePolicy policy) {
 
 // ---- in a child: one first call -----------------------------------------------------------------
 
-absl::StatusOr<Json> FirstCall(const std::string& policy, const std::string& cache_dir) {
+// `measured`: waits for what a tuning in the background finds out, so that the store has it.
+absl::StatusOr<Json> FirstCall(const std::string& policy, const std::string& cache_dir,
+                               bool measured) {
   TILEWRIGHT_ASSIGN_OR_RETURN(const auto devices, OpenMachine());
   TILEWRIGHT_ASSIGN_OR_RETURN(const AttentionSpec spec, ParseSpec(kFirstCallSpec));
   TILEWRIGHT_ASSIGN_OR_RETURN(const device::OwnedStream stream,
@@ -107,10 +112,12 @@ absl::StatusOr<Json> FirstCall(const std::string& policy, const std::string& cac
   TILEWRIGHT_RETURN_IF_ERROR(stream.Synchronize());
   const double first_ms = MillisecondsSince(start);
   const RuntimeCounters after = runtime->counters();
-  const bool idle = runtime->WaitForTuning(60'000);
+  if (measured) {
+    if (!runtime->WaitForTuning(60'000)) return absl::DeadlineExceededError("still tuning");
+    TILEWRIGHT_RETURN_IF_ERROR(runtime->Run(attention, problem.args(), stream.get()));
+    TILEWRIGHT_RETURN_IF_ERROR(stream.Synchronize());
+  }
   const double idle_ms = MillisecondsSince(start);
-  TILEWRIGHT_RETURN_IF_ERROR(runtime->Run(attention, problem.args(), stream.get()));
-  TILEWRIGHT_RETURN_IF_ERROR(stream.Synchronize());
   TILEWRIGHT_ASSIGN_OR_RETURN(const size_t free_after, device::FreeDeviceMemory(devices->api()));
   const RuntimeCounters end = runtime->counters();
   return Json{{"kind", "first_call"},
@@ -122,7 +129,6 @@ absl::StatusOr<Json> FirstCall(const std::string& policy, const std::string& cac
               {"record_hits", after.record_hits},
               {"tunes", end.tunes},
               {"tuned_swaps", end.tuned_swaps},
-              {"idle", idle},
               {"idle_ms", idle_ms},
               {"kept_bytes", static_cast<int64_t>(free_before) - static_cast<int64_t>(free_after)},
               {"explain", attention.Explain()}};
@@ -137,13 +143,162 @@ absl::StatusOr<Json> Machine() {
               {"nvrtc", nvrtc.ok() ? *nvrtc : std::string("unknown")}};
 }
 
+// ---- in a child: one spec -----------------------------------------------------------------------
+
+// When the device was held for measuring: milliseconds of the system's clock, which processes
+// share.
+class Turns {
+ public:
+  LogSink sink() {
+    return [this](LogLevel, std::string_view line) {
+      const double end = std::chrono::duration<double, std::milli>(
+                             std::chrono::system_clock::now().time_since_epoch())
+                             .count();
+      constexpr std::string_view kHeld = " held_ms=";
+      const size_t at = line.find(kHeld);
+      if (line.substr(0, 10) != "tune_turn " || at == std::string_view::npos) return;
+      const double held = std::strtod(std::string(line.substr(at + kHeld.size())).c_str(), nullptr);
+      const std::lock_guard<std::mutex> lock(mutex_);
+      turns_.push_back({end - held, end});
+    };
+  }
+  Json Take() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return std::exchange(turns_, Json::array());
+  }
+
+ private:
+  std::mutex mutex_;
+  Json turns_ = Json::array();
+};
+
+absl::StatusOr<tune::TuningRecord> TuneOnce(Runtime& runtime, const AttentionSpec& spec,
+                                            int budget_ms, int candidates) {
+  TuneOptions how;
+  how.force = true;
+  how.budget_ms = budget_ms;
+  how.max_candidates = candidates;
+  TILEWRIGHT_ASSIGN_OR_RETURN(const TuneResult result, runtime.Tune(spec, how));
+  return tune::ParseRecord(result.record);
+}
+
+// Relative time of a plan in a record; NaN when it was not timed.
+double RelativeOf(const tune::TuningRecord& record, const std::string& plan) {
+  for (const tune::CandidateResult& one : record.candidates) {
+    if (one.plan == plan && one.samples > 0) return one.relative;
+  }
+  return std::nan("");
+}
+
+double BestOf(const tune::TuningRecord& record) {
+  double best = 1;
+  for (const tune::CandidateResult& one : record.candidates) {
+    // Others were stopped for being slower, and the few samples of each say less than these.
+    if (one.outcome == tune::Outcome::kTimed) best = std::min(best, one.relative);
+  }
+  return best;
+}
+
+// For tunings of everything: from a store with all kernels and without a compiler, so that
+// whichever one filled it serves.
+RuntimeOptions OptionsFrom(const std::string& kernels) {
+  RuntimeOptions options;
+  if (kernels.empty()) {
+    options.cache_in_memory = true;
+  } else {
+    options.cache_dir = kernels;
+    options.cache_read_only = true;
+    options.nvrtc_path = "/nowhere/libnvrtc.so";
+  }
+  return options;
+}
+
+absl::StatusOr<Json> Regret(const std::string& text, const std::string& kernels,
+                            const std::string& family) {
+  TILEWRIGHT_ASSIGN_OR_RETURN(const auto devices, OpenMachine());
+  TILEWRIGHT_ASSIGN_OR_RETURN(const AttentionSpec spec, ParseSpec(text));
+  Turns turns;
+  RuntimeOptions options = OptionsFrom("");
+  options.family = family;
+  options.log_level = LogLevel::kDebug;
+  options.log_sink = turns.sink();
+  TILEWRIGHT_ASSIGN_OR_RETURN(std::unique_ptr<Runtime> runtime, Runtime::Create(options));
+  TILEWRIGHT_ASSIGN_OR_RETURN(
+      const tune::TuningRecord bounded,
+      TuneOnce(*runtime, spec, options.tune_budget_ms, options.tune_candidates));
+  if (!kernels.empty()) {
+    RuntimeOptions all_options = OptionsFrom(kernels);
+    all_options.family = family;
+    all_options.log_level = options.log_level;
+    all_options.log_sink = options.log_sink;
+    TILEWRIGHT_ASSIGN_OR_RETURN(runtime, Runtime::Create(all_options));
+  }
+  TILEWRIGHT_ASSIGN_OR_RETURN(const tune::TuningRecord all, TuneOnce(*runtime, spec, 0, 0));
+  for (const tune::CandidateResult& one : all.candidates) {
+    if (one.outcome != tune::Outcome::kUntried) continue;
+    return absl::InternalError(absl::StrCat(one.plan, " was not tried: ", one.reason));
+  }
+  const double best = BestOf(all);
+  return Json{{"kind", "regret"},
+              {"spec", text},
+              {"tuned", bounded.winner},
+              {"tuned_regret", RelativeOf(all, bounded.winner) / best - 1},
+              {"default", all.default_plan},
+              {"default_regret", 1 / best - 1},
+              {"best_relative", best},
+              {"default_ms", all.default_ms},
+              {"band", all.band},
+              {"candidates", all.candidates.size()},
+              {"bounded_ms", bounded.tune_ms},
+              {"bounded_cut", bounded.budget_cut},
+              {"all_ms", all.tune_ms},
+              {"turns", turns.Take()},
+              {"record", Json::parse(all.ToJson(), nullptr, /*allow_exceptions=*/false)}};
+}
+
+absl::StatusOr<Json> Flips(const std::string& text, const std::string& kernels, int repeats) {
+  TILEWRIGHT_ASSIGN_OR_RETURN(const auto devices, OpenMachine());
+  TILEWRIGHT_ASSIGN_OR_RETURN(const AttentionSpec spec, ParseSpec(text));
+  const RuntimeOptions options = OptionsFrom(kernels);
+  TILEWRIGHT_ASSIGN_OR_RETURN(const std::unique_ptr<Runtime> runtime, Runtime::Create(options));
+  if (kernels.empty()) {
+    // Compiles once; the repetitions only measure.
+    TILEWRIGHT_RETURN_IF_ERROR(TuneOnce(*runtime, spec, 0, options.tune_candidates).status());
+  }
+  Json winners = Json::array();
+  for (int n = 0; n < repeats; ++n) {
+    TILEWRIGHT_ASSIGN_OR_RETURN(
+        const tune::TuningRecord record,
+        TuneOnce(*runtime, spec, options.tune_budget_ms, options.tune_candidates));
+    Json relative = Json::object();
+    for (const tune::CandidateResult& one : record.candidates) {
+      if (one.samples > 0) relative[one.plan] = one.relative;
+    }
+    winners.push_back({{"winner", record.winner},
+                       {"band", record.band},
+                       {"ms", record.tune_ms},
+                       {"relative", relative}});
+  }
+  return Json{{"kind", "flips"}, {"spec", text}, {"tunings", winners}};
+}
+
+absl::StatusOr<Json> Child(const std::vector<std::string>& arguments) {
+  const auto argument = [&](size_t n) { return n < arguments.size() ? arguments[n] : ""; };
+  const std::string kind = argument(0);
+  if (kind == "machine") return Machine();
+  if (kind == "first_call") return FirstCall(argument(1), argument(2), argument(3) == "measured");
+  if (kind == "regret") return Regret(argument(1), argument(2), argument(3));
+  if (kind == "flips") return Flips(argument(1), argument(2), std::atoi(argument(3).c_str()));
+  return absl::InvalidArgumentError(kind);
+}
+
 // ---- in this process ----------------------------------------------------------------------------
 
 // The JSON line that a child of this program prints.
-absl::StatusOr<Json> RunChild(const std::string& program, const std::string& policy,
-                              const std::string& cache_dir) {
-  const std::string command =
-      absl::StrCat("'", program, "' --child ", policy, " '", cache_dir, "'");
+absl::StatusOr<Json> RunChild(const std::string& program,
+                              const std::vector<std::string>& arguments) {
+  std::string command = absl::StrCat("'", program, "' --child");
+  for (const std::string& argument : arguments) absl::StrAppend(&command, " '", argument, "'");
   FILE* pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) return absl::InternalError("popen failed");
   std::string text;
@@ -175,12 +330,18 @@ absl::Status MeasureFirstCalls(const std::string& program, Raw& raw) {
   const std::filesystem::path folder =
       std::filesystem::temp_directory_path() / absl::StrCat("tuner_bench.", getpid());
   for (int repeat = 0; repeat < 3; ++repeat) {
-    for (const char* policy : {"off", "background", "first_run"}) {
+    for (const std::string policy : {"off", "background", "first_run"}) {
       const std::string store = folder / absl::StrCat(policy, repeat);
-      TILEWRIGHT_ASSIGN_OR_RETURN(Json cold, RunChild(program, policy, store));
+      // What is measured behind a first answer takes seconds and is looked at once.
+      const bool measured = policy != "background" || repeat == 0;
+      TILEWRIGHT_ASSIGN_OR_RETURN(
+          Json cold,
+          RunChild(program, {"first_call", policy, store, measured ? "measured" : "at once"}));
       cold["store"] = "empty";
       raw.Add(cold);
-      TILEWRIGHT_ASSIGN_OR_RETURN(Json warm, RunChild(program, policy, store));
+      if (!measured) continue;
+      TILEWRIGHT_ASSIGN_OR_RETURN(Json warm,
+                                  RunChild(program, {"first_call", policy, store, "measured"}));
       warm["store"] = "warm";
       raw.Add(warm);
     }
@@ -200,131 +361,27 @@ absl::StatusOr<std::vector<std::string>> ReadShapes(const std::string& path) {
   return specs;
 }
 
-absl::StatusOr<tune::TuningRecord> TuneOnce(Runtime& runtime, const AttentionSpec& spec,
-                                            int budget_ms, int candidates) {
-  TuneOptions how;
-  how.force = true;
-  how.budget_ms = budget_ms;
-  how.max_candidates = candidates;
-  TILEWRIGHT_ASSIGN_OR_RETURN(const TuneResult result, runtime.Tune(spec, how));
-  return tune::ParseRecord(result.record);
-}
-
-// Work in threads of its own, no more than `at_a_time` of them.
-class Pipeline {
- public:
-  explicit Pipeline(size_t at_a_time) : at_a_time_(at_a_time) {}
-  ~Pipeline() {
-    for (std::thread& thread : threads_) thread.join();
-  }
-  void Start(std::function<void()> work) {
-    if (threads_.size() == at_a_time_) {
-      threads_.front().join();
-      threads_.erase(threads_.begin());
-    }
-    threads_.emplace_back(std::move(work));
-  }
-
- private:
-  const size_t at_a_time_;
-  std::vector<std::thread> threads_;
-};
-
-// Relative time of a plan in a record; NaN when it was not timed.
-double RelativeOf(const tune::TuningRecord& record, const std::string& plan) {
-  for (const tune::CandidateResult& one : record.candidates) {
-    if (one.plan == plan && one.samples > 0) return one.relative;
-  }
-  return std::nan("");
-}
-
-double BestOf(const tune::TuningRecord& record) {
-  double best = 1;
-  for (const tune::CandidateResult& one : record.candidates) {
-    // Others were stopped for being slower, and the few samples of each say less than these.
-    if (one.outcome == tune::Outcome::kTimed) best = std::min(best, one.relative);
-  }
-  return best;
-}
-
 Json FailedLine(const char* kind, const std::string& spec, const absl::Status& status) {
   return {{"kind", kind}, {"spec", spec}, {"error", std::string(status.message())}};
 }
 
-absl::Status MeasureRegret(const std::vector<std::string>& specs, size_t begin, size_t end,
-                           const std::string& family, Raw& raw) {
-  const RuntimeOptions defaults;
-  Pipeline pipeline(2);
-  for (size_t n = begin; n < std::min(end, specs.size()); ++n) {
-    const std::string& text = specs[n];
-    TILEWRIGHT_ASSIGN_OR_RETURN(const AttentionSpec spec, ParseSpec(text));
-    // A store of its own: the bounded tuning compiles, as at a first call.
-    RuntimeOptions options;
-    options.cache_in_memory = true;
-    options.family = family;
-    TILEWRIGHT_ASSIGN_OR_RETURN(std::shared_ptr<Runtime> runtime, Runtime::Create(options));
-    const absl::StatusOr<tune::TuningRecord> bounded =
-        TuneOnce(*runtime, spec, defaults.tune_budget_ms, defaults.tune_candidates);
-    if (!bounded.ok()) {
-      raw.Add(FailedLine("regret", text, bounded.status()));
-      continue;
+// Each by a process of its own, `jobs` of them at a time.
+void MeasureEach(const std::string& program, const char* kind,
+                 const std::vector<std::string>& specs, size_t jobs,
+                 const std::vector<std::string>& flags, Raw& raw) {
+  std::atomic<size_t> next = 0;
+  const auto work = [&] {
+    for (size_t n = next++; n < specs.size(); n = next++) {
+      std::vector<std::string> arguments = {kind, specs[n]};
+      arguments.insert(arguments.end(), flags.begin(), flags.end());
+      const absl::StatusOr<Json> line = RunChild(program, arguments);
+      raw.Add(line.ok() ? *line : FailedLine(kind, specs[n], line.status()));
     }
-    pipeline.Start([&raw, text, spec, runtime = std::move(runtime), bounded = *bounded] {
-      const absl::StatusOr<tune::TuningRecord> all = TuneOnce(*runtime, spec, 0, 0);
-      if (!all.ok()) {
-        raw.Add(FailedLine("regret", text, all.status()));
-        return;
-      }
-      const double best = BestOf(*all);
-      raw.Add({{"kind", "regret"},
-               {"spec", text},
-               {"tuned", bounded.winner},
-               {"tuned_regret", RelativeOf(*all, bounded.winner) / best - 1},
-               {"default", all->default_plan},
-               {"default_regret", 1 / best - 1},
-               {"best_relative", best},
-               {"default_ms", all->default_ms},
-               {"band", all->band},
-               {"candidates", all->candidates.size()},
-               {"bounded_ms", bounded.tune_ms},
-               {"bounded_cut", bounded.budget_cut},
-               {"all_ms", all->tune_ms},
-               {"record", Json::parse(all->ToJson(), nullptr, false)}});
-    });
-  }
-  return absl::OkStatus();
-}
-
-absl::Status MeasureFlips(const std::vector<std::string>& specs, int repeats, Raw& raw) {
-  // Eight entries, spread over the file.
-  const RuntimeOptions defaults;
-  for (size_t k = 0; k < 8; ++k) {
-    const std::string& text = specs[k * specs.size() / 8];
-    const auto measure = [&]() -> absl::StatusOr<Json> {
-      TILEWRIGHT_ASSIGN_OR_RETURN(const AttentionSpec spec, ParseSpec(text));
-      RuntimeOptions options;
-      options.cache_in_memory = true;
-      TILEWRIGHT_ASSIGN_OR_RETURN(const std::unique_ptr<Runtime> runtime, Runtime::Create(options));
-      // Compiles once; the repetitions only measure.
-      TILEWRIGHT_RETURN_IF_ERROR(TuneOnce(*runtime, spec, 0, defaults.tune_candidates).status());
-      Json winners = Json::array();
-      for (int n = 0; n < repeats; ++n) {
-        TILEWRIGHT_ASSIGN_OR_RETURN(
-            const tune::TuningRecord record,
-            TuneOnce(*runtime, spec, defaults.tune_budget_ms, defaults.tune_candidates));
-        Json relative = Json::object();
-        for (const tune::CandidateResult& one : record.candidates) {
-          if (one.samples > 0) relative[one.plan] = one.relative;
-        }
-        winners.push_back(
-            {{"winner", record.winner}, {"band", record.band}, {"relative", relative}});
-      }
-      return Json{{"kind", "flips"}, {"spec", text}, {"tunings", winners}};
-    };
-    const absl::StatusOr<Json> line = measure();
-    raw.Add(line.ok() ? *line : FailedLine("flips", text, line.status()));
-  }
-  return absl::OkStatus();
+  };
+  std::vector<std::thread> helpers;
+  for (size_t n = 1; n < jobs; ++n) helpers.emplace_back(work);
+  work();
+  for (std::thread& helper : helpers) helper.join();
 }
 
 // ---- results ------------------------------------------------------------------------------------
@@ -399,6 +456,26 @@ void AddRegretRows(const Collected& all, std::vector<Json>& rows) {
   rows.push_back(AtMostRow("bounded_tuning_worst_ms", Worst(took), "ms", kFirstRunLimitMs));
 }
 
+void AddTurnRows(const Collected& all, std::vector<Json>& rows) {
+  std::vector<std::pair<double, double>> turns;
+  for (const Json& line : all.regrets) {
+    if (!line.contains("turns")) continue;
+    for (const Json& turn : line["turns"]) {
+      turns.emplace_back(turn[0].get<double>(), turn[1].get<double>());
+    }
+  }
+  if (turns.empty()) {
+    rows.push_back(FailedRow("turns", "not measured"));
+    return;
+  }
+  std::sort(turns.begin(), turns.end());
+  int overlaps = 0;
+  for (size_t n = 1; n < turns.size(); ++n) overlaps += turns[n].first < turns[n - 1].second;
+  Json row = AtMostRow("turns_that_overlap", overlaps, "turns", 0);
+  row["turns"] = turns.size();
+  rows.push_back(row);
+}
+
 void AddFlipRows(const Collected& all, std::vector<Json>& rows) {
   int tunings = 0;
   int flips = 0;
@@ -457,12 +534,15 @@ absl::Status WriteResults(const std::vector<std::string>& raws, const std::strin
   std::vector<Json> rows;
   AddFirstCallRows(all, rows);
   AddRegretRows(all, rows);
+  AddTurnRows(all, rows);
   AddFlipRows(all, rows);
   return WriteResultFile(
       path,
       {"tuner", commit, all.machine.value("device", "unknown"),
        all.machine.value("driver", "unknown"), all.machine.value("nvrtc", "unknown"),
-       "tuner_bench measure --first-call --flips 20 --regret 0 45 --raw raw.jsonl; tuner_bench "
+       "tilewright compile --matrix bench/tuner_shapes.txt --candidates 0; tuner_bench measure "
+       "--first-call --flips 20 --regret 0 45 --jobs 3 --kernels STORE --raw raw.jsonl; "
+       "tuner_bench "
        "results raw.jsonl --results bench/results/h200/tuner.json"},
       rows);
 }
@@ -474,9 +554,8 @@ int Fail(const absl::Status& status) {
 
 int Main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
-  if (arguments.size() == 3 && arguments[0] == "--child") {
-    const absl::StatusOr<Json> json =
-        arguments[1] == "machine" ? Machine() : FirstCall(arguments[1], arguments[2]);
+  if (arguments.size() >= 2 && arguments[0] == "--child") {
+    const absl::StatusOr<Json> json = Child({arguments.begin() + 1, arguments.end()});
     if (!json.ok()) return Fail(json.status());
     std::printf("%s\n", json->dump().c_str());
     return 0;
@@ -501,15 +580,14 @@ int Main(int argc, char** argv) {
     return status.ok() ? 0 : Fail(status);
   }
   if (arguments.empty() || arguments[0] != "measure" || !has("--raw")) {
-    std::fprintf(
-        stderr,
-        "tuner_bench measure [--first-call] [--flips N] [--regret A B] [--shapes FILE] "
-        "[--family NAME] --raw OUT\ntuner_bench results [--commit HASH] --results FILE RAW...\n");
+    std::fprintf(stderr,
+                 "tuner_bench measure [--first-call] [--regret A B] [--flips N] [--shapes FILE] "
+                 "[--family NAME] [--kernels STORE] [--jobs N] --raw OUT\n"
+                 "tuner_bench results [--commit HASH] --results FILE RAW...\n");
     return 2;
   }
   Raw raw(value_of("--raw", 1, ""));
-  // In a process of its own: this one opens no driver before its children have.
-  if (const absl::StatusOr<Json> machine = RunChild(argv[0], "machine", ""); machine.ok()) {
+  if (const absl::StatusOr<Json> machine = RunChild(argv[0], {"machine"}); machine.ok()) {
     raw.Add(*machine);
   }
   if (has("--first-call")) {
@@ -520,18 +598,21 @@ int Main(int argc, char** argv) {
   const absl::StatusOr<std::vector<std::string>> specs =
       ReadShapes(value_of("--shapes", 1, "bench/tuner_shapes.txt"));
   if (!specs.ok()) return Fail(specs.status());
-  const absl::StatusOr<std::shared_ptr<device::DeviceManager>> machine = OpenMachine();
-  if (!machine.ok()) return Fail(machine.status());
-  absl::Status status;
+  const std::string kernels = value_of("--kernels", 1, "");
   if (has("--regret")) {
-    status = MeasureRegret(*specs, std::stoul(value_of("--regret", 1, "0")),
-                           std::stoul(value_of("--regret", 2, "1000")), value_of("--family", 1, ""),
-                           raw);
+    const size_t end = std::min<size_t>(specs->size(), std::stoul(value_of("--regret", 2, "1000")));
+    const size_t begin = std::min<size_t>(end, std::stoul(value_of("--regret", 1, "0")));
+    MeasureEach(argv[0], "regret", {specs->begin() + begin, specs->begin() + end},
+                std::stoul(value_of("--jobs", 1, "1")), {kernels, value_of("--family", 1, "")},
+                raw);
   }
-  if (status.ok() && has("--flips")) {
-    status = MeasureFlips(*specs, std::stoi(value_of("--flips", 1, "20")), raw);
+  if (has("--flips")) {
+    // Eight entries, spread over the file; one at a time, as they must not wait for one another.
+    std::vector<std::string> eight;
+    for (size_t k = 0; k < 8; ++k) eight.push_back((*specs)[k * specs->size() / 8]);
+    MeasureEach(argv[0], "flips", eight, 1, {kernels, value_of("--flips", 1, "20")}, raw);
   }
-  return status.ok() ? 0 : Fail(status);
+  return 0;
 }
 
 }  // namespace

@@ -225,6 +225,7 @@ absl::StatusOr<Tuning::Measured> Tuning::MeasureWithin(const Job& job, const Tun
   const std::string reference_name =
       job.reference.has_value() ? std::string(plan::FamilyName(job.reference->family)) : "";
   std::optional<tune::GpuLock> turn;
+  steady_clock::time_point turn_began;
   std::optional<tune::TuningRecord> there;
   request.take_turn = [&]() -> absl::Status {
     turn = tune::GpuLock::Acquire(device.uuid, patient ? tune::TimePoint::max() : deadline,
@@ -233,12 +234,18 @@ absl::StatusOr<Tuning::Measured> Tuning::MeasureWithin(const Job& job, const Tun
       return absl::UnavailableError(
           "another tuner is measuring on this GPU, and went on for the whole budget");
     }
+    turn_began = steady_clock::now();
     if (!options.force && (there = AlreadyThere(request)).has_value()) {
       return absl::AlreadyExistsError("another process has measured it meanwhile");
     }
     return absl::OkStatus();
   };
-  request.end_turn = [&] { turn.reset(); };
+  request.end_turn = [&] {
+    // Before it is let go: whoever puts turns of several processes together finds no two at once.
+    logger_->Event(LogLevel::kDebug, "tune_turn",
+                   {{"gpu", device.uuid}, {"held_ms", MillisecondsSince(turn_began)}});
+    turn.reset();
+  };
   absl::StatusOr<tune::TuningRecord> record = tuner_.Tune(
       request, job.workshop,
       [&](const tune::Trial& first,

@@ -4,12 +4,14 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <memory>
+#include <new>
 #include <random>
 #include <set>
 #include <string>
@@ -281,28 +283,42 @@ TEST_F(TuningTest, WhatWasPostponedIsMadeUpForInTheBackground) {
   EXPECT_EQ(runtime->counters().tuned_swaps, 1);
 }
 
-TEST_F(TuningTest, TwoThatTuneOnOneGpuTakeTurns) {
-  // As two processes: each with a store of its own.
-  std::atomic<int> on_device = 0;
-  std::atomic<int> most = 0;
-  const auto watch = [&](const device::FakeLaunch&) {
-    most = std::max(most.load(), ++on_device);
-    std::this_thread::sleep_for(std::chrono::microseconds(300));
-    --on_device;
+TEST_F(TuningTest, TwoProcessesThatTuneOnOneGpuTakeTurns) {
+  struct Shared {
+    std::atomic<int> measuring = 0;  // processes with something on the device
+    std::atomic<int> most = 0;
+    std::atomic<int> launches = 0;
+    std::atomic<int> started = 0;
   };
-  driver_.set_on_launch(watch);
-  const CUcontext context = driver_.context_stack().back();
-  std::thread first([&] {
-    driver_.api().cuCtxSetCurrent(context);
-    EXPECT_TRUE(Make(Options(TunePolicy::kFirstRun))->Prepare(spec_).ok());
-  });
-  RuntimeOptions options = Options(TunePolicy::kFirstRun);
-  options.cache_dir = directory_.path() + "/other";
-  const auto runtime = Make(options);
-  EXPECT_TRUE(runtime->Prepare(spec_).ok());
-  first.join();
-  EXPECT_EQ(runtime->counters().tunes, 1);
-  EXPECT_EQ(most, 1);
+  void* const memory =
+      mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  auto* const shared = new (memory) Shared;
+  std::vector<pid_t> children;
+  for (int n = 0; n < 2; ++n) {
+    children.push_back(tilewright::testing::StartChild([&] {
+      driver_.set_on_launch([&](const device::FakeLaunch&) {
+        ++shared->launches;
+        shared->most = std::max(shared->most.load(), ++shared->measuring);
+        std::this_thread::sleep_for(std::chrono::microseconds(300));
+        --shared->measuring;
+      });
+      // A store of its own each: both measure.
+      RuntimeOptions options = Options(TunePolicy::kFirstRun);
+      options.cache_dir = directory_.path() + "/store" + std::to_string(n);
+      const auto runtime = Make(options);
+      ++shared->started;
+      for (int ms = 0; shared->started < 2 && ms < 60'000; ++ms) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      const bool prepared = runtime->Prepare(spec_).ok();
+      return prepared && runtime->counters().tunes == 1 ? 0 : 1;
+    }));
+  }
+  for (const pid_t child : children) EXPECT_EQ(tilewright::testing::WaitForChild(child), 0);
+  EXPECT_EQ(shared->most, 1);
+  EXPECT_GT(shared->launches, 2 * 24) << "both have measured";
+  munmap(memory, sizeof(Shared));
 }
 
 // A default that takes long to compile, and the plan that serves until it is there.
@@ -489,13 +505,25 @@ TEST_F(TuningTest, AKilledTunerLeavesNothingInTheWayAndIsTakenUp) {
   ASSERT_EQ(files.List().size(), 1u) << "what was found out is saved after each candidate";
   const auto text = files.Read(files.List()[0]);
   ASSERT_TRUE(text.ok()) << text.status();
-  EXPECT_EQ(tune::ParseRecord(*text)->winner, "");
+  const tune::TuningRecord left = *tune::ParseRecord(*text);
+  EXPECT_EQ(left.winner, "");
+  const auto suspect =
+      std::find_if(left.candidates.begin(), left.candidates.end(),
+                   [](const auto& one) { return one.outcome == tune::Outcome::kSuspect; });
+  ASSERT_NE(suspect, left.candidates.end()) << "it died while it tried one";
+  ASSERT_NE(suspect->plan, BestPlan());
 
+  // What may have been why it died is not launched again, unless somebody insists.
+  std::atomic<int> tried = 0;
+  driver_.set_on_launch([&](const device::FakeLaunch& launch) {
+    tried += launch.kernel.find(Marker(*plan::ParsePlan(suspect->plan))) != std::string::npos;
+  });
   const auto runtime = Make(Options(TunePolicy::kFirstRun));
   const auto attention = runtime->Prepare(spec_);
   ASSERT_TRUE(attention.ok()) << attention.status();
   EXPECT_EQ(PlanOf(*attention), BestPlan());
   EXPECT_EQ(runtime->counters().tunes, 1);
+  EXPECT_EQ(tried, 0) << suspect->plan;
   EXPECT_GT(runtime->counters().store_hits, 0) << "kernels that the killed one had compiled";
 }
 
