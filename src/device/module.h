@@ -63,6 +63,9 @@ class LoadedKernel {
   // for good.
   absl::Status Launch(const LaunchConfig& config, const void* params, StreamHandle stream) const;
 
+  // Whether it was launched into a capture.
+  bool captured() const { return captured_.load(std::memory_order_relaxed); }
+
  private:
   LoadedKernel() = default;
   const DriverApi* api_ = nullptr;

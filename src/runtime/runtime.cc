@@ -126,6 +126,21 @@ PreparedAttention::State::~State() {
   if (getpid() != pid) new auto(std::move(kernels));
 }
 
+const PreparedAttention::State& PreparedAttention::State::ForRun(Stream stream) const {
+  const State* state = this;
+  while (const State* const next = state->newer.load(std::memory_order_acquire)) {
+    const bool captured = std::any_of(
+        state->kernels.begin(), state->kernels.end(),
+        [](const PreparedKernel& kernel) { return kernel.resident->loaded->captured(); });
+    if (captured && stream != nullptr) {
+      const absl::StatusOr<bool> capturing = devices->IsCapturing(stream);
+      if (capturing.ok() && *capturing) break;
+    }
+    state = next;
+  }
+  return *state;
+}
+
 const std::string& PreparedAttention::spec_text() const { return state_->spec_text; }
 
 std::string PreparedAttention::Explain() const {
@@ -838,8 +853,8 @@ absl::Status Runtime::Run(const PreparedAttention& attention, const AttentionArg
   if (!attention.valid()) {
     return absl::InvalidArgumentError("attention is empty: must come from Prepare");
   }
-  const PreparedAttention::State& state = attention.state()->Newest();
-  if (getpid() != state.pid) return ForkedError(state.pid);
+  if (getpid() != attention.state()->pid) return ForkedError(attention.state()->pid);
+  const PreparedAttention::State& state = attention.state()->ForRun(stream);
   if (state.merge) {
     return absl::InvalidArgumentError("attention comes from PrepareMerge: must come from Prepare");
   }

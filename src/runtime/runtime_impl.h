@@ -55,6 +55,9 @@ struct PreparedAttention::State {
     while (const State* next = newest->newer.load(std::memory_order_acquire)) newest = next;
     return *newest;
   }
+  // What a run on `stream` takes: the newest. But what was put in the place of a kernel that has
+  // been captured waits for the end of the capture: a graph has one kernel for one handle.
+  const State& ForRun(Stream stream) const;
 };
 
 // What Create() takes from the system and tests replace.

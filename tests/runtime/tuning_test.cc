@@ -174,6 +174,34 @@ TEST_F(TuningTest, BackgroundServesTheDefaultAndSwapsInHandlesThatAreOut) {
   EXPECT_EQ(PlanOf(*runtime->Prepare(spec_)), BestPlan());
 }
 
+TEST_F(TuningTest, NothingIsSwappedWithinACapture) {
+  const auto runtime = Make(Options(TunePolicy::kBackground));
+  auto lock = tune::GpuLock::Acquire(
+      (*device::DeviceManager::Create(&driver_.api()))->devices()[0].uuid, LockDeadline());
+  ASSERT_TRUE(lock.has_value());
+  const auto attention = runtime->Prepare(spec_);
+  ASSERT_TRUE(attention.ok()) << attention.status();
+  const AttentionArgs args = DenseArgs(spec_);
+  CUstream stream = nullptr;
+  ASSERT_EQ(driver_.api().cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  const auto kernel_of_run = [&](CUstream on) {
+    EXPECT_TRUE(runtime->Run(*attention, args, on).ok());
+    return driver_.launches().back().kernel;
+  };
+  driver_.SetCapturing(stream, true);
+  EXPECT_THAT(kernel_of_run(stream), HasSubstr(Marker(candidates_[0])));
+  lock.reset();
+  ASSERT_TRUE(runtime->WaitForTuning(60'000));
+  EXPECT_EQ(runtime->counters().tuned_swaps, 1);
+  EXPECT_THAT(kernel_of_run(stream), HasSubstr(Marker(candidates_[0])));
+  // Others are not held up by it, and it takes part when its capture has ended.
+  EXPECT_THAT(kernel_of_run(nullptr), HasSubstr(Marker(candidates_[2])));
+  driver_.SetCapturing(stream, false);
+  EXPECT_THAT(kernel_of_run(stream), HasSubstr(Marker(candidates_[2])));
+  EXPECT_FALSE(driver_.capture_spoilt());
+  driver_.api().cuStreamDestroy(stream);
+}
+
 TEST_F(TuningTest, RunsBesideASwapAreOfOneKernelOrTheOther) {
   const auto runtime = Make(Options(TunePolicy::kBackground));
   const auto attention = runtime->Prepare(spec_);
