@@ -333,15 +333,14 @@ absl::Status MeasureFirstCalls(const std::string& program, Raw& raw) {
     for (const std::string policy : {"off", "background", "first_run"}) {
       const std::string store = folder / absl::StrCat(policy, repeat);
       // What is measured behind a first answer takes seconds and is looked at once.
-      const bool measured = policy != "background" || repeat == 0;
-      TILEWRIGHT_ASSIGN_OR_RETURN(
-          Json cold,
-          RunChild(program, {"first_call", policy, store, measured ? "measured" : "at once"}));
+      const bool measured = policy == "first_run" || (policy == "background" && repeat == 0);
+      const std::vector<std::string> call = {"first_call", policy, store,
+                                             measured ? "measured" : "at once"};
+      TILEWRIGHT_ASSIGN_OR_RETURN(Json cold, RunChild(program, call));
       cold["store"] = "empty";
       raw.Add(cold);
       if (!measured) continue;
-      TILEWRIGHT_ASSIGN_OR_RETURN(Json warm,
-                                  RunChild(program, {"first_call", policy, store, "measured"}));
+      TILEWRIGHT_ASSIGN_OR_RETURN(Json warm, RunChild(program, call));
       warm["store"] = "warm";
       raw.Add(warm);
     }
