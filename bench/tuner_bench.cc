@@ -10,15 +10,16 @@
 //   turns         whether two processes ever had the device for measuring at once (they must not)
 //   kept          device memory that a tuning keeps (none)
 //
-//   tuner_bench measure [--first-call] [--regret A B] [--flips N] [--shapes FILE] [--family NAME]
-//                       [--kernels STORE] [--jobs N] --raw OUT
+//   tuner_bench measure [--first-call] [--regret [--from A] [--to B] [--jobs N] [--family NAME]]
+//                       [--flips N] [--shapes FILE] [--kernels STORE] --raw OUT
 //   tuner_bench results [--commit HASH] --results FILE RAW...
 //
 // Measurements append lines of JSON to OUT as they are made, so that they may be spread over
 // several runs; `results` makes the result file of them; of equal measurements the last one counts.
-// Each spec is measured by a process of its own: what ends one ends its line only. --regret A B
-// takes the specs A <= n < B of the file, --jobs at a time: the bounded tuning of one has some
-// cores less, and waits for the GPU while another is measured, which does not make it look better.
+// Each spec is measured by a process of its own: what ends one ends its line only. --regret
+// takes the specs A <= n < B of the file (all), --jobs at a time: the bounded tuning of one has
+// some cores less, and waits for the GPU while another is measured, which does not make it look
+// better.
 // --kernels is a store in which `tilewright compile --matrix FILE --candidates 0` has put what the
 // search of all candidates and the repeated tunings need; without it they compile.
 #include <unistd.h>
@@ -34,7 +35,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -44,6 +44,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/elapsed.h"
 #include "base/status_macros.h"
+#include "bench/read_flags.h"
 #include "bench/result_file.h"
 #include "compile/nvrtc_compiler.h"
 #include "device/driver_api.h"
@@ -540,7 +541,7 @@ absl::Status WriteResults(const std::vector<std::string>& raws, const std::strin
       {"tuner", commit, all.machine.value("device", "unknown"),
        all.machine.value("driver", "unknown"), all.machine.value("nvrtc", "unknown"),
        "tilewright compile --matrix bench/tuner_shapes.txt --candidates 0; tuner_bench measure "
-       "--first-call --flips 20 --regret 0 45 --jobs 3 --kernels STORE --raw raw.jsonl; "
+       "--first-call --regret --jobs 3 --flips 20 --kernels STORE --raw raw.jsonl; "
        "tuner_bench "
        "results raw.jsonl --results bench/results/h200/tuner.json"},
       rows);
@@ -559,57 +560,60 @@ int Main(int argc, char** argv) {
     std::printf("%s\n", json->dump().c_str());
     return 0;
   }
-  const auto value_of = [&](const std::string& flag, size_t offset, const std::string& otherwise) {
-    const auto found = std::find(arguments.begin(), arguments.end(), flag);
-    const size_t at = static_cast<size_t>(found - arguments.begin()) + offset;
-    return found != arguments.end() && at < arguments.size() ? arguments[at] : otherwise;
-  };
-  const auto has = [&](const std::string& flag) {
-    return std::find(arguments.begin(), arguments.end(), flag) != arguments.end();
-  };
-  if (arguments.size() >= 2 && arguments[0] == "results" && has("--results")) {
-    const std::set<std::string> values = {value_of("--results", 1, ""),
-                                          value_of("--commit", 1, "")};
-    std::vector<std::string> raws;
-    for (size_t n = 1; n < arguments.size(); ++n) {
-      if (arguments[n][0] != '-' && values.count(arguments[n]) == 0) raws.push_back(arguments[n]);
-    }
-    const absl::Status status =
-        WriteResults(raws, value_of("--commit", 1, "unknown"), value_of("--results", 1, ""));
+  std::vector<std::string> words;
+  bool first_calls = false;
+  bool regret = false;
+  std::string from = "0", to = "1000", flips, family, kernels, jobs = "1", raw_path;
+  std::string shapes = "bench/tuner_shapes.txt";
+  std::string results, commit = "unknown";
+  const absl::Status read = ReadFlags(argc, argv,
+                                      {{{"--from", &from},
+                                        {"--to", &to},
+                                        {"--flips", &flips},
+                                        {"--shapes", &shapes},
+                                        {"--family", &family},
+                                        {"--kernels", &kernels},
+                                        {"--jobs", &jobs},
+                                        {"--raw", &raw_path},
+                                        {"--results", &results},
+                                        {"--commit", &commit}},
+                                       {{"--first-call", &first_calls}, {"--regret", &regret}},
+                                       &words});
+  const std::string command = words.empty() ? "" : words.front();
+  if (read.ok() && command == "results" && !results.empty()) {
+    const absl::Status status = WriteResults({words.begin() + 1, words.end()}, commit, results);
     return status.ok() ? 0 : Fail(status);
   }
-  if (arguments.empty() || arguments[0] != "measure" || !has("--raw")) {
+  if (!read.ok() || command != "measure" || raw_path.empty()) {
+    if (!read.ok()) std::fprintf(stderr, "%s\n", std::string(read.message()).c_str());
     std::fprintf(stderr,
-                 "tuner_bench measure [--first-call] [--regret A B] [--flips N] [--shapes FILE] "
-                 "[--family NAME] [--kernels STORE] [--jobs N] --raw OUT\n"
+                 "tuner_bench measure [--first-call] [--regret [--from A] [--to B] [--jobs N] "
+                 "[--family NAME]] [--flips N] [--shapes FILE] [--kernels STORE] --raw OUT\n"
                  "tuner_bench results [--commit HASH] --results FILE RAW...\n");
     return 2;
   }
-  Raw raw(value_of("--raw", 1, ""));
+  Raw raw(raw_path);
   if (const absl::StatusOr<Json> machine = RunChild(argv[0], {"machine"}); machine.ok()) {
     raw.Add(*machine);
   }
-  if (has("--first-call")) {
+  if (first_calls) {
     const absl::Status status = MeasureFirstCalls(argv[0], raw);
     if (!status.ok()) return Fail(status);
   }
-  if (!has("--flips") && !has("--regret")) return 0;
-  const absl::StatusOr<std::vector<std::string>> specs =
-      ReadShapes(value_of("--shapes", 1, "bench/tuner_shapes.txt"));
+  if (!regret && flips.empty()) return 0;
+  const absl::StatusOr<std::vector<std::string>> specs = ReadShapes(shapes);
   if (!specs.ok()) return Fail(specs.status());
-  const std::string kernels = value_of("--kernels", 1, "");
-  if (has("--regret")) {
-    const size_t end = std::min<size_t>(specs->size(), std::stoul(value_of("--regret", 2, "1000")));
-    const size_t begin = std::min<size_t>(end, std::stoul(value_of("--regret", 1, "0")));
+  if (regret) {
+    const size_t end = std::min<size_t>(specs->size(), std::strtoul(to.c_str(), nullptr, 10));
+    const size_t begin = std::min<size_t>(end, std::strtoul(from.c_str(), nullptr, 10));
     MeasureEach(argv[0], "regret", {specs->begin() + begin, specs->begin() + end},
-                std::stoul(value_of("--jobs", 1, "1")), {kernels, value_of("--family", 1, "")},
-                raw);
+                std::strtoul(jobs.c_str(), nullptr, 10), {kernels, family}, raw);
   }
-  if (has("--flips")) {
+  if (!flips.empty()) {
     // Eight entries, spread over the file; one at a time, as they must not wait for one another.
     std::vector<std::string> eight;
     for (size_t k = 0; k < 8; ++k) eight.push_back((*specs)[k * specs->size() / 8]);
-    MeasureEach(argv[0], "flips", eight, 1, {kernels, value_of("--flips", 1, "20")}, raw);
+    MeasureEach(argv[0], "flips", eight, 1, {kernels, flips}, raw);
   }
   return 0;
 }
