@@ -8,8 +8,11 @@
 
 namespace tilewright::tune {
 
-// Whole files, sealed (cache/record_files.h).
-absl::Span<const std::string_view> ShippedRecords();
+struct ShippedRecord {
+  std::string_view key;   // RecordKey in 64 hex digits: the name of the file
+  std::string_view file;  // all of it, sealed (cache/record_files.h)
+};
+absl::Span<const ShippedRecord> ShippedRecords();
 
 }  // namespace tilewright::tune
 

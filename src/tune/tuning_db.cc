@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "nlohmann/json.hpp"
 
 namespace tilewright::tune {
 namespace {
@@ -81,6 +82,17 @@ Rank RankOf(const TuningRecord& record, const Query& query) {
   return rank;
 }
 
+absl::StatusOr<std::string> ReadRecord(const cache::RecordFiles* files,
+                                       absl::Span<const ShippedRecord> embedded,
+                                       const Digest& key) {
+  if (files != nullptr) return files->Read(key);
+  const std::string name = embedded.empty() ? "" : key.ToHex();
+  for (const ShippedRecord& record : embedded) {
+    if (record.key == name) return cache::OpenRecord(record.file);
+  }
+  return absl::NotFoundError("no such record");
+}
+
 }  // namespace
 
 std::string_view MatchQualityName(MatchQuality quality) {
@@ -125,28 +137,19 @@ std::string Match::ToText() const {
 
 TuningDb::TuningDb(std::unique_ptr<cache::RecordFiles> user,
                    std::vector<std::unique_ptr<cache::RecordFiles>> packs,
-                   absl::Span<const std::string_view> shipped, const Logger* logger)
+                   absl::Span<const ShippedRecord> shipped, const Logger* logger)
     : user_(std::move(user)), packs_(std::move(packs)), logger_(logger) {
   sources_.push_back({.name = kUser, .files = user_.get()});
   for (const auto& pack : packs_) sources_.push_back({.name = kPack, .files = pack.get()});
-  Source embedded = {.name = kShipped, .complete = true};
-  for (const std::string_view file : shipped) {
-    absl::StatusOr<std::string> text = cache::OpenRecord(file);
-    if (!text.ok()) continue;  // tests/tune/shipped_records_test.cc opens each
-    absl::StatusOr<TuningRecord> record = ParseRecord(*text);
-    if (!record.ok()) continue;
-    const Digest key = record->Key();
-    embedded.records.emplace(key, *std::move(record));
-  }
-  sources_.push_back(std::move(embedded));
+  sources_.push_back({.name = kShipped, .embedded = shipped});
 }
 
 std::optional<TuningRecord> TuningDb::Load(Source& source, const Digest& key) {
   if (const auto found = source.records.find(key); found != source.records.end()) {
     return found->second;
   }
-  if (source.files == nullptr || source.complete) return std::nullopt;
-  const absl::StatusOr<std::string> text = source.files->Read(key);
+  if (source.complete) return std::nullopt;
+  const absl::StatusOr<std::string> text = ReadRecord(source.files, source.embedded, key);
   if (!text.ok()) {
     if (!absl::IsNotFound(text.status())) {
       logger_->EventOnce(LogLevel::kWarning, key.ToHex(), "tuning_record_unusable",
@@ -168,7 +171,15 @@ std::optional<TuningRecord> TuningDb::Load(Source& source, const Digest& key) {
   return *std::move(record);
 }
 
-void TuningDb::LoadAll(Source& source) {
+void TuningDb::LoadKind(Source& source, std::string_view kind) {
+  // As ToJson writes it; looking for it is much quicker than parsing.
+  const std::string text = absl::StrCat("\"kind\": ", nlohmann::json(kind).dump());
+  for (const ShippedRecord& shipped : source.embedded) {
+    const std::optional<Digest> key = Digest::FromHex(shipped.key);
+    if (key.has_value() && shipped.file.find(text) != std::string_view::npos) {
+      (void)Load(source, *key);
+    }
+  }
   if (source.complete || source.files == nullptr) return;
   for (const Digest& key : source.files->List()) (void)Load(source, key);
   source.complete = true;
@@ -210,7 +221,7 @@ Match TuningDb::Find(const Query& query) {
   if (best.quality >= MatchQuality::kBucket) return best;
   for (Source& source : sources_) {
     if (!usable(source)) continue;
-    LoadAll(source);
+    LoadKind(source, query.bucket.kind);
     // In an order that does not depend on the hash: equals must not flip between processes.
     std::map<Digest, const TuningRecord*> ordered;
     for (const auto& [other, record] : source.records) ordered.emplace(other, &record);

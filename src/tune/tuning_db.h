@@ -18,6 +18,7 @@
 #include "plan/kernel_plan.h"
 #include "tune/bucket.h"
 #include "tune/record.h"
+#include "tune/shipped_records.h"
 
 namespace tilewright::tune {
 
@@ -61,11 +62,11 @@ struct Query {
 // Thread-safe. Reads files; nothing here may be called on the path of Run.
 class TuningDb {
  public:
-  // `user` may be null: then what is saved is remembered in memory only. `shipped` are the bytes of
-  // record files (RecordFiles), embedded in the library.
+  // `user` may be null: then what is saved is remembered in memory only. `shipped` must outlive
+  // this; of them no more is read than a query asks for.
   TuningDb(std::unique_ptr<cache::RecordFiles> user,
            std::vector<std::unique_ptr<cache::RecordFiles>> packs,
-           absl::Span<const std::string_view> shipped, const Logger* logger);
+           absl::Span<const ShippedRecord> shipped, const Logger* logger);
 
   // The best match. A record whose winner is none of the candidates (any more) is passed over.
   Match Find(const Query& query);
@@ -89,14 +90,16 @@ class TuningDb {
  private:
   struct Source {
     std::string name;
-    const cache::RecordFiles* files = nullptr;               // null: records only
+    const cache::RecordFiles* files = nullptr;  // null: records only, or `embedded`
+    absl::Span<const ShippedRecord> embedded = {};
     absl::flat_hash_map<Digest, TuningRecord> records = {};  // read so far
     bool complete = false;                                   // every file was read
   };
 
   std::optional<TuningRecord> Load(Source& source, const Digest& key)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void LoadAll(Source& source) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // All that can be near a bucket of this kind.
+  void LoadKind(Source& source, std::string_view kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::unique_ptr<cache::RecordFiles> user_;
   const std::vector<std::unique_ptr<cache::RecordFiles>> packs_;

@@ -24,13 +24,15 @@ constexpr char kRenew[] =
 
 std::vector<TuningRecord> Records() {
   std::vector<TuningRecord> records;
-  for (const std::string_view file : ShippedRecords()) {
-    const auto text = cache::OpenRecord(file);
+  for (const ShippedRecord& shipped : ShippedRecords()) {
+    const auto text = cache::OpenRecord(shipped.file);
     EXPECT_TRUE(text.ok()) << text.status();
     if (!text.ok()) continue;
     auto record = ParseRecord(*text);
     EXPECT_TRUE(record.ok()) << record.status();
-    if (record.ok()) records.push_back(*std::move(record));
+    if (!record.ok()) continue;
+    EXPECT_EQ(record->Key().ToHex(), shipped.key) << record->spec;
+    records.push_back(*std::move(record));
   }
   return records;
 }

@@ -22,7 +22,7 @@ class TuningDbTest : public ::testing::Test {
     return std::make_unique<TuningDb>(
         std::make_unique<cache::RecordFiles>(
             cache::RecordFilesOptions{.directory = directory_.path()}),
-        std::vector<std::unique_ptr<cache::RecordFiles>>(), absl::Span<const std::string_view>(),
+        std::vector<std::unique_ptr<cache::RecordFiles>>(), absl::Span<const ShippedRecord>(),
         &logger_);
   }
   Query QueryOf(const std::string& spec_text) {
@@ -143,8 +143,10 @@ TEST_F(TuningDbTest, UnfinishedRecordsDecideNothingAndLieBesideFinishedOnes) {
 TEST_F(TuningDbTest, ShippedRecordsAreAllThatSomePoliciesSee) {
   TuningRecord shipped = SampleRecord();
   shipped.winner = shipped.default_plan;
+  const std::string key = shipped.Key().ToHex();
   const std::string file = cache::SealRecord(shipped.ToJson());
-  const std::string_view files[] = {file, "damaged"};
+  const std::string other(64, '0');
+  const ShippedRecord files[] = {{other, "damaged"}, {key, file}, {other, file}};
   TuningDb db(std::make_unique<cache::RecordFiles>(
                   cache::RecordFilesOptions{.directory = directory_.path()}),
               {}, files, &logger_);
@@ -155,6 +157,13 @@ TEST_F(TuningDbTest, ShippedRecordsAreAllThatSomePoliciesSee) {
   const Match match = db.Find(query);
   EXPECT_EQ(match.source, "shipped");
   EXPECT_EQ(match.plan, NumberedPlan(0));
+  // Also for other sizes of the same kind, and for no other kind.
+  query = QueryOf("fwd bf16 b=4 h=8/2 s=1024/1024 d=64/64 causal");
+  query.measured_here = false;
+  EXPECT_EQ(db.Find(query).quality, MatchQuality::kNearest);
+  query = QueryOf("fwd bf16 b=4 h=8/2 s=1024/1024 d=64/64");
+  query.measured_here = false;
+  EXPECT_EQ(db.Find(query).quality, MatchQuality::kNone);
 }
 
 TEST_F(TuningDbTest, DamagedAndForeignRecordsAreAbsent) {
