@@ -5,6 +5,7 @@
 #include <ctime>
 #include <limits>
 #include <system_error>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -30,6 +31,8 @@ constexpr int kMostDisturbed = 12;  // rounds to discard before taking them as t
 constexpr milliseconds kPoll(20);   // of waiting for compiles
 // Of the budget, for giving back what was taken and for writing the record.
 constexpr milliseconds kClosing(40);
+// Of max_candidates, the share that is kept for plans like one that beat the default.
+constexpr int kLaterShare = 3;
 // Share of the budget that stays for measuring whatever has been compiled by then, at least what
 // the candidates' own times ask for.
 constexpr double kMeasureShare = 0.125;
@@ -49,6 +52,16 @@ bool SaysNothing(const absl::Status& status) {
          absl::IsDeadlineExceeded(status);
 }
 
+// Whether two plans have the same keys a tile, shape of warps and stages but for one of the three.
+bool AreNeighbours(const plan::KernelPlan& a, const plan::KernelPlan& b) {
+  const auto shape = [](const plan::KernelPlan& plan) {
+    return std::tuple(plan.block_m, plan.warps, plan.rows_per_warp);
+  };
+  const int differences = (a.block_n != b.block_n ? 1 : 0) + (shape(a) != shape(b) ? 1 : 0) +
+                          (a.stages != b.stages ? 1 : 0);
+  return a.family == b.family && differences <= 1;
+}
+
 // What is not worth finding out a second time.
 bool IsVerdict(Outcome outcome) {
   return outcome == Outcome::kRejected || outcome == Outcome::kFailed ||
@@ -65,7 +78,7 @@ class Tuner::Session {
     CandidateResult result;
     std::shared_ptr<const Trial> trial;
     bool settled = false;  // built and checked, or out
-    bool tried = true;     // not beyond max_candidates
+    bool tried = true;     // not left out for the sake of max_candidates
   };
 
   // What workers share with the tuning thread.
@@ -111,7 +124,10 @@ class Tuner::Session {
   double ElapsedMs() const { return duration<double, std::milli>(tuner_.now_() - start_).count(); }
 
   void ListCandidates();
-  void StartWorkers();
+  // Makes the queue, and starts with what comes first.
+  void StartCompiles();
+  // `next`: indices, the first one last.
+  void StartWorkers(const std::vector<size_t>& next);
   static void Work(Queue& queue, Workshop& workshop);
   // The compile of candidate `index`, or nothing at the deadline.
   std::optional<absl::StatusOr<KernelFacts>> WaitFor(size_t index, TimePoint deadline);
@@ -122,7 +138,12 @@ class Tuner::Session {
   TimePoint MeasureFrom() const;
   // When timing ends for the sake of a confirmation.
   TimePoint ConfirmFrom() const;
-  absl::Status Measure();
+  // Times those that were not and, to hold them against, the default and `best`.
+  absl::Status Measure(size_t best);
+  // Where a plan beats the default, the cost model has misjudged something: untried plans like that
+  // one, as many as max_candidates allows and if there is time.
+  std::vector<size_t> Neighbours(size_t best);
+  absl::StatusOr<Choice> MeasureAndChoose(std::unique_ptr<Turn>& turn);
   // Times the candidates of `running` once more; false when the round was discarded.
   absl::StatusOr<bool> TimeRound(const std::vector<bool>& running, Rounds& rounds);
   void Note(const Conditions& conditions);
@@ -186,7 +207,8 @@ void Tuner::Session::ListCandidates() {
   for (Candidate& candidate : candidates_) {
     if (candidate.settled) continue;
     ++open;
-    if (request_.max_candidates > 0 && open > request_.max_candidates) {
+    const int first = request_.max_candidates - request_.max_candidates / kLaterShare;
+    if (request_.max_candidates > 0 && open > first) {
       candidate.result.reason = "ranked below the candidates that were tried";
       candidate.settled = true;
       candidate.tried = false;
@@ -210,30 +232,37 @@ void Tuner::Session::Work(Queue& queue, Workshop& workshop) {
   }
 }
 
-void Tuner::Session::StartWorkers() {
-  size_t open = 0;
+void Tuner::Session::StartCompiles() {
   {
     MutexLock lock(&queue_->mutex);
     queue_->facts.resize(candidates_.size() + 2);
-    for (size_t n = candidates_.size(); n-- > 1;) {
-      if (!candidates_[n].settled) queue_->waiting.push_back(n);
-    }
-    // The reference is waited for by all the others, and they by the default.
-    if (request_.reference.has_value()) queue_->waiting.push_back(candidates_.size());
-    if (request_.starter.has_value()) queue_->waiting.push_back(candidates_.size() + 1);
-    queue_->waiting.push_back(0);
-    open = queue_->waiting.size();
   }
   for (const Candidate& candidate : candidates_) queue_->plans.push_back(candidate.plan);
   queue_->plans.push_back(request_.reference.value_or(plan::KernelPlan()));
   queue_->plans.push_back(request_.starter.value_or(plan::KernelPlan()));
+  std::vector<size_t> next;
+  for (size_t n = candidates_.size(); n-- > 1;) {
+    if (!candidates_[n].settled) next.push_back(n);
+  }
+  // The reference is waited for by all the others, and they by the default.
+  if (request_.reference.has_value()) next.push_back(candidates_.size());
+  if (request_.starter.has_value()) next.push_back(candidates_.size() + 1);
+  next.push_back(0);
+  StartWorkers(next);
+}
+
+void Tuner::Session::StartWorkers(const std::vector<size_t>& next) {
+  {
+    MutexLock lock(&queue_->mutex);
+    queue_->waiting.insert(queue_->waiting.end(), next.begin(), next.end());
+  }
   MutexLock lock(&tuner_.mutex_);
   std::erase_if(tuner_.workers_, [](auto& worker) {
     if (!*worker.second) return false;
     worker.first.join();
     return true;
   });
-  const size_t threads = std::min(open, static_cast<size_t>(std::max(tuner_.threads_, 1)));
+  const size_t threads = std::min(next.size(), static_cast<size_t>(std::max(tuner_.threads_, 1)));
   for (size_t n = 0; n < threads; ++n) {
     auto ended = std::make_shared<std::atomic<bool>>(false);
     try {
@@ -243,7 +272,7 @@ void Tuner::Session::StartWorkers() {
                                    }),
                                    ended);
     } catch (const std::system_error&) {
-      break;  // no more threads to be had: those there do the work, or WaitFor does
+      break;  // no more threads to be had: those there do the work, or the budget ends
     }
   }
 }
@@ -367,7 +396,7 @@ absl::StatusOr<bool> Tuner::Session::TimeRound(const std::vector<bool>& running,
   for (size_t n = 0; n < order.size(); ++n) {
     if (order[n] == 0) default_ms = times[n];
   }
-  if (record_.disturbed < kMostDisturbed &&
+  if (record_.disturbed < kMostDisturbed && !TimeIsUp(deadline_) &&
       (conditions.throttled || IsDisturbed(rounds[0], default_ms))) {
     ++record_.disturbed;
     bench_->Pause();
@@ -404,7 +433,7 @@ absl::StatusOr<bool> Tuner::Session::ConfirmBeatsDefault(size_t index, double* r
   std::vector<bool> two(candidates_.size(), false);
   two[0] = two[index] = true;
   while (static_cast<int>(rounds[0].size()) < kConfirmRounds) {
-    if (static_cast<int>(rounds[0].size()) >= kLeastRounds && TimeIsUp(deadline_)) break;
+    if (static_cast<int>(rounds[0].size()) >= kFewestRounds && TimeIsUp(deadline_)) break;
     TILEWRIGHT_RETURN_IF_ERROR(TimeRound(two, rounds).status());
   }
   const Estimate estimate = RelativeTo(rounds[index], rounds[0]);
@@ -413,9 +442,13 @@ absl::StatusOr<bool> Tuner::Session::ConfirmBeatsDefault(size_t index, double* r
   return estimate.median * (1 + *band) < 1;
 }
 
-absl::Status Tuner::Session::Measure() {
+absl::Status Tuner::Session::Measure(size_t best) {
   std::vector<bool> running;
-  for (const Candidate& candidate : candidates_) running.push_back(candidate.trial != nullptr);
+  for (Candidate& candidate : candidates_) {
+    running.push_back(candidate.trial != nullptr && candidate.result.outcome == Outcome::kChecked);
+  }
+  running[0] = true;
+  running[best] = true;
   rounds_.assign(candidates_.size(), {});
   const size_t started = static_cast<size_t>(std::count(running.begin(), running.end(), true));
   // One round that does not count: clocks rise, instruction caches fill.
@@ -437,7 +470,7 @@ absl::Status Tuner::Session::Measure() {
     best_relative_ = so_far.relative;
     Report(Progress::Stage::kTiming);
   }
-  record_.rounds = static_cast<int>(rounds_[0].size());
+  record_.rounds += static_cast<int>(rounds_[0].size());
   for (size_t n = 0; n < candidates_.size(); ++n) {
     CandidateResult& result = candidates_[n].result;
     const Estimate relative = RelativeTo(rounds_[n], rounds_[0]);
@@ -453,6 +486,53 @@ absl::Status Tuner::Session::Measure() {
     }
   }
   return absl::OkStatus();
+}
+
+std::vector<size_t> Tuner::Session::Neighbours(size_t best) {
+  std::vector<size_t> near;
+  if (best == 0 || TimeIsUp(MeasureFrom())) return near;
+  const auto most = static_cast<size_t>(request_.max_candidates / kLaterShare);
+  for (size_t n = 1; n < candidates_.size() && near.size() < most; ++n) {
+    if (!candidates_[n].tried && AreNeighbours(candidates_[n].plan, candidates_[best].plan)) {
+      near.push_back(n);
+    }
+  }
+  return near;
+}
+
+absl::StatusOr<Choice> Tuner::Session::MeasureAndChoose(std::unique_ptr<Turn>& turn) {
+  const auto choose = [this] {
+    std::vector<bool> eligible;
+    for (const Candidate& candidate : candidates_) {
+      eligible.push_back(candidate.result.outcome == Outcome::kTimed);
+    }
+    return Choose(rounds_, eligible);  // of those in the last rounds
+  };
+  TILEWRIGHT_ASSIGN_OR_RETURN(turn, TakeTurn());
+  if (TimeIsUp(deadline_)) {
+    return absl::DeadlineExceededError("the budget ended before the candidates were timed");
+  }
+  TILEWRIGHT_RETURN_IF_ERROR(Measure(0));
+  const Choice first = choose();
+  const auto best = static_cast<size_t>(first.index);
+  std::vector<size_t> near = Neighbours(best);
+  if (near.empty()) return first;
+  turn.reset();
+  for (const size_t index : near) {
+    candidates_[index].tried = true;
+    candidates_[index].settled = false;
+    candidates_[index].result.reason.clear();
+  }
+  std::reverse(near.begin(), near.end());
+  StartWorkers(near);
+  TILEWRIGHT_RETURN_IF_ERROR(SettleAll());
+  TILEWRIGHT_ASSIGN_OR_RETURN(turn, TakeTurn());
+  const bool more = std::any_of(candidates_.begin(), candidates_.end(), [](const Candidate& one) {
+    return one.result.outcome == Outcome::kChecked;
+  });
+  if (!more || TimeIsUp(ConfirmFrom())) return first;
+  TILEWRIGHT_RETURN_IF_ERROR(Measure(best));
+  return choose();
 }
 
 void Tuner::Session::CopyResults() {
@@ -489,7 +569,7 @@ absl::StatusOr<TuningRecord> Tuner::Session::Run(const OpenBench& open_bench) {
   record_.default_plan = request_.candidates.front().ToString();
   record_.date = UtcNow();
   ListCandidates();
-  StartWorkers();
+  StartCompiles();
   Report(Progress::Stage::kCompiling);
 
   const std::optional<absl::StatusOr<KernelFacts>> first = WaitFor(0, deadline_);
@@ -555,16 +635,9 @@ absl::StatusOr<TuningRecord> Tuner::Session::Run(const OpenBench& open_bench) {
         absl::StrCat("no other candidate could be built: ", candidates_[1].result.reason);
     return record_.budget_cut ? absl::DeadlineExceededError(text) : absl::UnavailableError(text);
   }
-  TILEWRIGHT_ASSIGN_OR_RETURN(turn, TakeTurn());
-  TILEWRIGHT_RETURN_IF_ERROR(Measure());
-
-  std::vector<bool> eligible;
-  for (const Candidate& candidate : candidates_) {
-    eligible.push_back(candidate.result.outcome == Outcome::kTimed);
-  }
+  TILEWRIGHT_ASSIGN_OR_RETURN(const Choice choice, MeasureAndChoose(turn));
   // Not kept, however quick, and no confirmation is needed to leave it.
   const bool default_wrong = candidates_[0].result.outcome == Outcome::kWrong;
-  const Choice choice = Choose(rounds_, eligible);
   size_t winner = static_cast<size_t>(choice.index);
   record_.band = choice.band;
   if (winner != 0 && !default_wrong) {

@@ -5,6 +5,9 @@
 
 #include <cstring>
 #include <functional>
+#include <limits>
+#include <map>
+#include <string>
 
 #include "spec/canonical.h"
 #include "spec/validate.h"
@@ -284,6 +287,45 @@ TEST_F(DeviceBenchTest, LeavesACaptureElsewhereValid) {
     EXPECT_TRUE((*bench)->Round(trials).ok());
   }
   EXPECT_FALSE(driver_.capture_spoilt());
+}
+
+TEST(CompareOutputTest, NamesTheElementWhereverItIs) {
+  AttentionSpec spec = *spec::ParseSpec("fwd fp16 b=1 h=1/1 s=1/1 d=32/32");
+  for (const ElementType type : {ElementType::kFp16, ElementType::kBf16, ElementType::kFp32}) {
+    spec.type = type;
+    const auto bytes = static_cast<size_t>(spec::ElementBytes(type));
+    const auto output = [&](const std::map<size_t, float>& others) {
+      ScratchOutput made = {"o", type, std::string(10'001 * bytes, '\0')};
+      for (size_t n = 0; n < 10'001; ++n) {
+        const auto other = others.find(n);
+        const float value = other == others.end() ? 0.5f : other->second;
+        uint32_t bits = 0;
+        std::memcpy(&bits, &value, sizeof(bits));
+        // Exact for what is used here.
+        if (type == ElementType::kFp16) {
+          const uint32_t exponent = bits >> 23 & 0xff;
+          bits = bits >> 16 & 0x8000;
+          bits |= exponent == 0xff ? 0x7c00 : exponent == 0 ? 0 : (exponent - 112) << 10;
+        } else if (type == ElementType::kBf16) {
+          bits >>= 16;
+        }
+        std::memcpy(&made.bytes[n * bytes], &bits, bytes);
+      }
+      return made;
+    };
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    const ScratchOutput reference = output({{7, kInfinity}, {5000, -kInfinity}});
+    EXPECT_TRUE(CompareOutput(spec, reference, reference).ok());
+    const auto says = [&](const std::map<size_t, float>& others) {
+      return std::string(CompareOutput(spec, output(others), reference).message());
+    };
+    EXPECT_THAT(says({{7, kInfinity}, {5000, -kInfinity}, {9999, 8.0f}}),
+                HasSubstr("o[9999] is 8"));
+    EXPECT_THAT(says({{7, kInfinity}, {5000, kInfinity}}), HasSubstr("o[5000] is inf"));
+    EXPECT_THAT(says({{7, kInfinity}}), HasSubstr("o[5000] is 0.5, the reference has -inf"));
+    EXPECT_THAT(says({{7, kInfinity}, {5000, -kInfinity}, {10'000, kInfinity}}),
+                HasSubstr("o[10000] is inf"));
+  }
 }
 
 // Every kind of argument has memory, fits its spec, and holds what the spec says.

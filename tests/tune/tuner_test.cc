@@ -286,6 +286,34 @@ TEST(TunerTest, TriesNoMoreThanItIsAllowed) {
   EXPECT_EQ(ResultOf(*run.record, 3).outcome, Outcome::kUntried);
 }
 
+TEST(TunerTest, LooksAroundAPlanThatBeatsTheDefault) {
+  const auto edit = [](TuneRequest& request, SimulatedWorkshop&, SimulatedBench&) {
+    request.max_candidates = 6;
+    request.candidates[5].warps = 8;  // unlike the others in two ways
+    request.candidates[5].block_m = 128;
+  };
+  const Tuned better =
+      TuneSimulated({1.0, 1.2, 0.8, 1.1, 0.9, 0.1, 0.7, 0.1}, {.noise = 0.003}, 1, edit);
+  ASSERT_TRUE(better.record.ok()) << better.record.status();
+  EXPECT_EQ(better.record->winner, PlanText(6));
+  EXPECT_EQ(better.workshop->compiles, 6) << "four, and two beside the best of them";
+  EXPECT_EQ(ResultOf(*better.record, 4).outcome, Outcome::kStopped);
+  EXPECT_EQ(better.record->candidates[5].outcome, Outcome::kUntried);
+  EXPECT_EQ(ResultOf(*better.record, 7).outcome, Outcome::kUntried);
+  EXPECT_NEAR(ResultOf(*better.record, 3).relative, 1.1, 0.02) << "of the first rounds";
+  // Those beside it are worse: it stays.
+  const Tuned stays =
+      TuneSimulated({1.0, 1.2, 0.8, 1.1, 0.9, 0.1, 1.7, 0.1}, {.noise = 0.003}, 1, edit);
+  ASSERT_TRUE(stays.record.ok()) << stays.record.status();
+  EXPECT_EQ(stays.record->winner, PlanText(2));
+  // Where the default is the best of the first there is nothing to look for.
+  const Tuned kept =
+      TuneSimulated({1.0, 1.2, 0.99, 1.1, 0.9, 0.1, 0.7, 0.1}, {.noise = 0.003}, 1, edit);
+  ASSERT_TRUE(kept.record.ok()) << kept.record.status();
+  EXPECT_EQ(kept.record->winner, PlanText(0));
+  EXPECT_EQ(kept.workshop->compiles, 4);
+}
+
 TEST(TunerTest, TakesUpWhatAKilledTuningLeft) {
   // What had been saved after each candidate.
   std::vector<TuningRecord> saved;
@@ -402,6 +430,29 @@ TEST(TunerTest, WaitingForItsTurnIsNotCountedWhereItIsPatient) {
   }
   EXPECT_EQ(rounds[true], 20);
   EXPECT_LE(rounds[false], 3);
+}
+
+TEST(TunerTest, ABudgetThatEndsWhileItWaitsForItsTurnIsKept) {
+  SimulatedClock clock;
+  TuneRequest request = RequestOf(NumberedPlans(3));
+  request.deadline = clock.Now() + std::chrono::milliseconds(100);
+  Logger logger(LogLevel::kOff);
+  Tuner tuner(2, &logger, [&] { return clock.Now(); });
+  int turns = 0;
+  request.take_turn = [&] {
+    // To open the bench, two checks, then the rounds.
+    if (++turns == 4) clock.Advance(1000);
+    return absl::OkStatus();
+  };
+  const auto record =
+      tuner.Tune(request, std::make_shared<SimulatedWorkshop>(), [&](const Trial&, const Trial*) {
+        return absl::StatusOr<std::unique_ptr<TestBench>>(std::make_unique<SimulatedBench>(
+            std::map<std::string, double>{
+                {PlanText(0), 1.0}, {PlanText(1), 0.5}, {PlanText(2), 0.9}},
+            Weather(), 1, &clock));
+      });
+  EXPECT_EQ(record.status().code(), absl::StatusCode::kDeadlineExceeded) << record.status();
+  EXPECT_EQ(turns, 4);
 }
 
 TEST(TunerTest, ReportsItsProgress) {

@@ -52,7 +52,7 @@ struct TuneProgress {
 // Of one call of Runtime::Tune.
 struct TuneOptions {
   int budget_ms = 0;       // 0: no limit
-  int max_candidates = 0;  // 0: all
+  int max_candidates = 0;  // as RuntimeOptions::tune_candidates; 0: all
   bool force = false;      // measure although there is a record
   bool hot = false;        // with the inputs in the L2 cache; such records are never looked up
   // The real lengths of a varlen spec, one a sequence; empty: a mix.
@@ -136,7 +136,8 @@ struct RuntimeOptions {
   // for each of them. Afterwards the nearest record serves, or the cost model.
   int tune_total_ms = 60'000;
 
-  // Candidates that are compiled and measured for one spec, best estimates first; 0: all.
+  // Most candidates that are compiled and measured for one spec; 0: all. Best estimates first; the
+  // last third only where one of these beats the default, and then plans that are like it.
   int tune_candidates = 12;
 
   // Bytes of device memory that one measurement may take, and never more than a quarter of what is
