@@ -2,8 +2,8 @@
 //   first_call    an unknown spec to its first answer in a new process with an empty store, beyond
 //                 cuInit and the context: kBackground against one compile, kFirstRun against its
 //                 budget, then both with the store warm
-//   regret        the winner of a bounded tuning (the default options, an empty store), and the
-//                 default, held against the quickest of all candidates in one measurement of all
+//   regret        the winner of a bounded tuning (the default options), and the default, held
+//                 against the quickest of all candidates in one measurement of all
 //   flips         how often repeated tunings of one spec end with another winner than most, and
 //   what
 //                 that costs
@@ -16,12 +16,13 @@
 //
 // Measurements append lines of JSON to OUT as they are made, so that they may be spread over
 // several runs; `results` makes the result file of them; of equal measurements the last one counts.
-// Each spec is measured by a process of its own: what ends one ends its line only. --regret
-// takes the specs A <= n < B of the file (all), --jobs at a time: the bounded tuning of one has
-// some cores less, and waits for the GPU while another is measured, which does not make it look
-// better.
-// --kernels is a store in which `tilewright compile --matrix FILE --candidates 0` has put what the
-// search of all candidates and the repeated tunings need; without it they compile.
+// Specs are measured by other processes, --jobs of them, and one that dies costs the line of one
+// spec. --regret takes the specs A <= n < B of the file (all); those of several processes wait for
+// one another's turns on the GPU, which does not make tunings look better. --kernels is a store in
+// which `tilewright compile --matrix FILE --candidates 0` has put all that is measured: tunings are
+// then those of a process that has the time to compile all that it wants to try (kBackground has).
+// Without it they compile, and what the budget leaves is tried.
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -32,6 +33,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -42,6 +44,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "base/elapsed.h"
 #include "base/status_macros.h"
 #include "bench/read_flags.h"
@@ -200,6 +203,10 @@ double BestOf(const tune::TuningRecord& record) {
   return best;
 }
 
+Json FailedLine(const std::string& kind, const std::string& spec, const absl::Status& status) {
+  return {{"kind", kind}, {"spec", spec}, {"error", std::string(status.message())}};
+}
+
 // For tunings of everything: from a store with all kernels and without a compiler, so that
 // whichever one filled it serves.
 RuntimeOptions OptionsFrom(const std::string& kernels) {
@@ -216,24 +223,16 @@ RuntimeOptions OptionsFrom(const std::string& kernels) {
 
 absl::StatusOr<Json> Regret(const std::string& text, const std::string& kernels,
                             const std::string& family) {
-  TILEWRIGHT_ASSIGN_OR_RETURN(const auto devices, OpenMachine());
   TILEWRIGHT_ASSIGN_OR_RETURN(const AttentionSpec spec, ParseSpec(text));
   Turns turns;
-  RuntimeOptions options = OptionsFrom("");
+  RuntimeOptions options = OptionsFrom(kernels);
   options.family = family;
   options.log_level = LogLevel::kDebug;
   options.log_sink = turns.sink();
-  TILEWRIGHT_ASSIGN_OR_RETURN(std::unique_ptr<Runtime> runtime, Runtime::Create(options));
+  TILEWRIGHT_ASSIGN_OR_RETURN(const std::unique_ptr<Runtime> runtime, Runtime::Create(options));
   TILEWRIGHT_ASSIGN_OR_RETURN(
       const tune::TuningRecord bounded,
       TuneOnce(*runtime, spec, options.tune_budget_ms, options.tune_candidates));
-  if (!kernels.empty()) {
-    RuntimeOptions all_options = OptionsFrom(kernels);
-    all_options.family = family;
-    all_options.log_level = options.log_level;
-    all_options.log_sink = options.log_sink;
-    TILEWRIGHT_ASSIGN_OR_RETURN(runtime, Runtime::Create(all_options));
-  }
   TILEWRIGHT_ASSIGN_OR_RETURN(const tune::TuningRecord all, TuneOnce(*runtime, spec, 0, 0));
   for (const tune::CandidateResult& one : all.candidates) {
     if (one.outcome != tune::Outcome::kUntried) continue;
@@ -250,6 +249,7 @@ absl::StatusOr<Json> Regret(const std::string& text, const std::string& kernels,
               {"default_ms", all.default_ms},
               {"band", all.band},
               {"candidates", all.candidates.size()},
+              {"kernels", kernels.empty() ? "compiled" : "stored"},
               {"bounded_ms", bounded.tune_ms},
               {"bounded_cut", bounded.budget_cut},
               {"all_ms", all.tune_ms},
@@ -258,7 +258,6 @@ absl::StatusOr<Json> Regret(const std::string& text, const std::string& kernels,
 }
 
 absl::StatusOr<Json> Flips(const std::string& text, const std::string& kernels, int repeats) {
-  TILEWRIGHT_ASSIGN_OR_RETURN(const auto devices, OpenMachine());
   TILEWRIGHT_ASSIGN_OR_RETURN(const AttentionSpec spec, ParseSpec(text));
   const RuntimeOptions options = OptionsFrom(kernels);
   TILEWRIGHT_ASSIGN_OR_RETURN(const std::unique_ptr<Runtime> runtime, Runtime::Create(options));
@@ -283,35 +282,62 @@ absl::StatusOr<Json> Flips(const std::string& text, const std::string& kernels, 
   return Json{{"kind", "flips"}, {"spec", text}, {"tunings", winners}};
 }
 
-absl::StatusOr<Json> Child(const std::vector<std::string>& arguments) {
-  const auto argument = [&](size_t n) { return n < arguments.size() ? arguments[n] : ""; };
-  const std::string kind = argument(0);
-  if (kind == "machine") return Machine();
-  if (kind == "first_call") return FirstCall(argument(1), argument(2), argument(3) == "measured");
-  if (kind == "regret") return Regret(argument(1), argument(2), argument(3));
-  if (kind == "flips") return Flips(argument(1), argument(2), std::atoi(argument(3).c_str()));
-  return absl::InvalidArgumentError(kind);
+// `kind` of each spec, one line each.
+absl::Status MeasureSpecs(const std::string& kind, const std::string& kernels,
+                          const std::string& option, absl::Span<const std::string> specs) {
+  TILEWRIGHT_ASSIGN_OR_RETURN(const auto devices, OpenMachine());
+  for (const std::string& spec : specs) {
+    absl::StatusOr<Json> line = kind == "regret" ? Regret(spec, kernels, /*family=*/option)
+                                                 : Flips(spec, kernels, std::atoi(option.c_str()));
+    if (!line.ok()) line = FailedLine(kind, spec, line.status());
+    std::printf("%s\n", line->dump().c_str());
+    std::fflush(stdout);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Child(const std::vector<std::string>& arguments) {
+  if (arguments.size() >= 3 && (arguments[0] == "regret" || arguments[0] == "flips")) {
+    return MeasureSpecs(arguments[0], arguments[1], arguments[2],
+                        absl::MakeConstSpan(arguments).subspan(3));
+  }
+  const auto one = [&]() -> absl::StatusOr<Json> {
+    if (arguments[0] == "machine") return Machine();
+    if (arguments.size() != 4) return absl::InvalidArgumentError(arguments[0]);
+    return FirstCall(arguments[1], arguments[2], arguments[3] == "measured");
+  };
+  TILEWRIGHT_ASSIGN_OR_RETURN(const Json json, one());
+  std::printf("%s\n", json.dump().c_str());
+  return absl::OkStatus();
 }
 
 // ---- in this process ----------------------------------------------------------------------------
 
-// The JSON line that a child of this program prints.
-absl::StatusOr<Json> RunChild(const std::string& program,
-                              const std::vector<std::string>& arguments) {
+// Runs a child of this program and hands out each line of JSON that it prints; its exit status.
+int RunChild(const std::string& program, const std::vector<std::string>& arguments,
+             const std::function<void(const Json&)>& each) {
   std::string command = absl::StrCat("'", program, "' --child");
   for (const std::string& argument : arguments) absl::StrAppend(&command, " '", argument, "'");
   FILE* pipe = popen(command.c_str(), "r");
-  if (pipe == nullptr) return absl::InternalError("popen failed");
-  std::string text;
-  char buffer[4096];
-  for (size_t got = 0; (got = fread(buffer, 1, sizeof(buffer), pipe)) > 0;)
-    text.append(buffer, got);
-  const int status = pclose(pipe);
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (status != 0 || !json.is_object()) {
-    return absl::InternalError(absl::StrCat("child ended with ", status, ": ", text));
+  if (pipe == nullptr) return -1;
+  char* text = nullptr;
+  size_t size = 0;
+  while (getline(&text, &size, pipe) > 0) {
+    const Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (line.is_object()) each(line);
   }
-  return json;
+  std::free(text);
+  return pclose(pipe);
+}
+
+absl::StatusOr<Json> OneLineOf(const std::string& program,
+                               const std::vector<std::string>& arguments) {
+  Json line;
+  const int status = RunChild(program, arguments, [&](const Json& json) { line = json; });
+  if (status != 0 || !line.is_object()) {
+    return absl::InternalError(absl::StrCat("a child ended with ", status));
+  }
+  return line;
 }
 
 class Raw {
@@ -337,11 +363,11 @@ absl::Status MeasureFirstCalls(const std::string& program, Raw& raw) {
       const bool measured = policy == "first_run" || (policy == "background" && repeat == 0);
       const std::vector<std::string> call = {"first_call", policy, store,
                                              measured ? "measured" : "at once"};
-      TILEWRIGHT_ASSIGN_OR_RETURN(Json cold, RunChild(program, call));
+      TILEWRIGHT_ASSIGN_OR_RETURN(Json cold, OneLineOf(program, call));
       cold["store"] = "empty";
       raw.Add(cold);
       if (!measured) continue;
-      TILEWRIGHT_ASSIGN_OR_RETURN(Json warm, RunChild(program, call));
+      TILEWRIGHT_ASSIGN_OR_RETURN(Json warm, OneLineOf(program, call));
       warm["store"] = "warm";
       raw.Add(warm);
     }
@@ -361,26 +387,32 @@ absl::StatusOr<std::vector<std::string>> ReadShapes(const std::string& path) {
   return specs;
 }
 
-Json FailedLine(const char* kind, const std::string& spec, const absl::Status& status) {
-  return {{"kind", kind}, {"spec", spec}, {"error", std::string(status.message())}};
-}
-
-// Each by a process of its own, `jobs` of them at a time.
-void MeasureEach(const std::string& program, const char* kind,
-                 const std::vector<std::string>& specs, size_t jobs,
-                 const std::vector<std::string>& flags, Raw& raw) {
-  std::atomic<size_t> next = 0;
-  const auto work = [&] {
-    for (size_t n = next++; n < specs.size(); n = next++) {
-      std::vector<std::string> arguments = {kind, specs[n]};
-      arguments.insert(arguments.end(), flags.begin(), flags.end());
-      const absl::StatusOr<Json> line = RunChild(program, arguments);
-      raw.Add(line.ok() ? *line : FailedLine(kind, specs[n], line.status()));
+// In `jobs` processes, each with a share of the specs. One that dies has its spec marked and
+// another goes on behind it.
+void MeasureEach(const std::string& program, const std::string& kind,
+                 const std::vector<std::string>& specs, size_t jobs, const std::string& kernels,
+                 const std::string& option, Raw& raw) {
+  const auto work = [&](size_t begin) {
+    std::vector<std::string> mine;
+    for (size_t n = begin; n < specs.size(); n += jobs) mine.push_back(specs[n]);
+    while (!mine.empty()) {
+      std::vector<std::string> arguments = {kind, kernels, option};
+      arguments.insert(arguments.end(), mine.begin(), mine.end());
+      size_t done = 0;
+      const int status = RunChild(program, arguments, [&](const Json& line) {
+        raw.Add(line);
+        ++done;
+      });
+      mine.erase(mine.begin(), mine.begin() + static_cast<std::ptrdiff_t>(done));
+      if (mine.empty()) return;
+      raw.Add(FailedLine(kind, mine.front(),
+                         absl::InternalError(absl::StrCat("its process ended with ", status))));
+      mine.erase(mine.begin());
     }
   };
   std::vector<std::thread> helpers;
-  for (size_t n = 1; n < jobs; ++n) helpers.emplace_back(work);
-  work();
+  for (size_t n = 1; n < jobs; ++n) helpers.emplace_back(work, n);
+  work(0);
   for (std::thread& helper : helpers) helper.join();
 }
 
@@ -443,7 +475,7 @@ void AddRegretRows(const Collected& all, std::vector<Json>& rows) {
     if (line.contains("error") || !line["tuned_regret"].is_number()) continue;
     tuned.push_back(line["tuned_regret"].get<double>());
     defaults.push_back(line["default_regret"].get<double>());
-    took.push_back(line["bounded_ms"].get<double>());
+    if (line.value("kernels", "") == "compiled") took.push_back(line["bounded_ms"].get<double>());
   }
   if (tuned.empty()) {
     rows.push_back(FailedRow("regret", "not measured"));
@@ -453,6 +485,8 @@ void AddRegretRows(const Collected& all, std::vector<Json>& rows) {
   rows.push_back(AtMostRow("regret_median", 100 * Median(tuned), "%", 2));
   rows.push_back(AtMostRow("regret_worst", 100 * Worst(tuned), "%", 6));
   rows.push_back(AtMostRow("untuned_regret_median", 100 * Median(defaults), "%", 12));
+  // Those of stored kernels say nothing about a budget.
+  if (took.empty()) return;
   rows.push_back(AtMostRow("bounded_tuning_worst_ms", Worst(took), "ms", kFirstRunLimitMs));
 }
 
@@ -555,10 +589,8 @@ int Fail(const absl::Status& status) {
 int Main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   if (arguments.size() >= 2 && arguments[0] == "--child") {
-    const absl::StatusOr<Json> json = Child({arguments.begin() + 1, arguments.end()});
-    if (!json.ok()) return Fail(json.status());
-    std::printf("%s\n", json->dump().c_str());
-    return 0;
+    const absl::Status status = Child({arguments.begin() + 1, arguments.end()});
+    return status.ok() ? 0 : Fail(status);
   }
   std::vector<std::string> words;
   bool first_calls = false;
@@ -593,7 +625,7 @@ int Main(int argc, char** argv) {
     return 2;
   }
   Raw raw(raw_path);
-  if (const absl::StatusOr<Json> machine = RunChild(argv[0], {"machine"}); machine.ok()) {
+  if (const absl::StatusOr<Json> machine = OneLineOf(argv[0], {"machine"}); machine.ok()) {
     raw.Add(*machine);
   }
   if (first_calls) {
@@ -607,13 +639,13 @@ int Main(int argc, char** argv) {
     const size_t end = std::min<size_t>(specs->size(), std::strtoul(to.c_str(), nullptr, 10));
     const size_t begin = std::min<size_t>(end, std::strtoul(from.c_str(), nullptr, 10));
     MeasureEach(argv[0], "regret", {specs->begin() + begin, specs->begin() + end},
-                std::strtoul(jobs.c_str(), nullptr, 10), {kernels, family}, raw);
+                std::max(1UL, std::strtoul(jobs.c_str(), nullptr, 10)), kernels, family, raw);
   }
   if (!flips.empty()) {
     // Eight entries, spread over the file; one at a time, as they must not wait for one another.
     std::vector<std::string> eight;
     for (size_t k = 0; k < 8; ++k) eight.push_back((*specs)[k * specs->size() / 8]);
-    MeasureEach(argv[0], "flips", eight, 1, {kernels, flips}, raw);
+    MeasureEach(argv[0], "flips", eight, 1, kernels, flips, raw);
   }
   return 0;
 }
