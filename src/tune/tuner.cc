@@ -27,6 +27,10 @@ constexpr int kLeastRounds = 10;    // samples before anything is decided
 constexpr int kFewestRounds = 3;    // at the end of the budget
 constexpr int kRounds = 20;         // and of what stays in the running
 constexpr int kConfirmRounds = 24;  // of the winner against the default
+// More of both, while kernels of a few microseconds lie within bands wider than a tie, and for so
+// long.
+constexpr int kMostRounds = 100;
+constexpr milliseconds kLongerRounds(150);
 constexpr int kMostDisturbed = 12;  // rounds to discard before taking them as they come
 constexpr milliseconds kPoll(20);   // of waiting for compiles
 // Of the budget, for giving back what was taken and for writing the record.
@@ -432,8 +436,14 @@ absl::StatusOr<bool> Tuner::Session::ConfirmBeatsDefault(size_t index, double* r
   Rounds rounds(candidates_.size());
   std::vector<bool> two(candidates_.size(), false);
   two[0] = two[index] = true;
-  while (static_cast<int>(rounds[0].size()) < kConfirmRounds) {
-    if (static_cast<int>(rounds[0].size()) >= kFewestRounds && TimeIsUp(deadline_)) break;
+  const TimePoint longer = tuner_.now_() + kLongerRounds;
+  while (static_cast<int>(rounds[0].size()) < kMostRounds) {
+    const auto done = static_cast<int>(rounds[0].size());
+    if (done >= kFewestRounds && TimeIsUp(deadline_)) break;
+    if (done >= kConfirmRounds &&
+        (tuner_.now_() >= longer || RelativeTo(rounds[index], rounds[0]).band <= kTie)) {
+      break;
+    }
     TILEWRIGHT_RETURN_IF_ERROR(TimeRound(two, rounds).status());
   }
   const Estimate estimate = RelativeTo(rounds[index], rounds[0]);
@@ -455,7 +465,10 @@ absl::Status Tuner::Session::Measure(size_t best) {
   TILEWRIGHT_RETURN_IF_ERROR(TimeRound(running, rounds_).status());
   rounds_.assign(candidates_.size(), {});
   const int rounds = started > 1 ? kRounds : kLeastRounds;
-  while (static_cast<int>(rounds_[0].size()) < rounds) {
+  const TimePoint longer = tuner_.now_() + kLongerRounds;
+  bool clear = false;
+  while (static_cast<int>(rounds_[0].size()) < (started > 1 ? kMostRounds : rounds)) {
+    if (static_cast<int>(rounds_[0].size()) >= rounds && (clear || tuner_.now_() >= longer)) break;
     // MeasureFrom has left time for all of them unless the budget is tiny.
     if (TimeIsUp(ConfirmFrom()) && static_cast<int>(rounds_[0].size()) >= kFewestRounds) break;
     TILEWRIGHT_RETURN_IF_ERROR(TimeRound(running, rounds_).status());
@@ -468,6 +481,7 @@ absl::Status Tuner::Session::Measure(size_t best) {
     const Choice so_far = Choose(rounds_, running);
     best_ = candidates_[static_cast<size_t>(so_far.index)].result.plan;
     best_relative_ = so_far.relative;
+    clear = so_far.band <= kTie;
     Report(Progress::Stage::kTiming);
   }
   record_.rounds += static_cast<int>(rounds_[0].size());
