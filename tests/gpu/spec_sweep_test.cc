@@ -101,7 +101,7 @@ const std::vector<std::pair<const char*, std::function<bool(const AttentionSpec&
 
 TEST(SpecSweepTest, CoversEveryFeature) {
   for (const auto& [name, has] : Features()) {
-    const auto uses = [&](const SweepCase& one) { return has(one.spec); };
+    const auto uses = [&has = has](const SweepCase& one) { return has(one.spec); };
     EXPECT_TRUE(std::any_of(SpecSweep().begin(), SpecSweep().end(), uses)) << name;
   }
 }
@@ -110,7 +110,7 @@ TEST(SpecSweepTest, TheSanitizersGetFortySmallSpecsWithEveryFeature) {
   const std::vector<SweepCase> chosen = SanitizerSweep();
   EXPECT_EQ(chosen.size(), static_cast<size_t>(kSanitizerCases));
   for (const auto& [name, has] : Features()) {
-    const auto uses = [&](const SweepCase& one) { return has(one.spec); };
+    const auto uses = [&has = has](const SweepCase& one) { return has(one.spec); };
     EXPECT_TRUE(std::any_of(chosen.begin(), chosen.end(), uses)) << name;
   }
   for (const SweepCase& one : chosen) {
