@@ -19,7 +19,18 @@ struct WindowArgs {
 struct VarlenArgs {
   const i32* cu_seqlens_q;
   const i32* cu_seqlens_kv;
+  const i32* seqused_q;
   const i32* seqused_kv;
+};
+
+// Keys of each sequence before its first valid one.
+struct LeftPaddingArgs {
+  const i32* keys;
+};
+
+// Where in the cache each sequence is: its batch of K and V, or its row of the page table.
+struct CacheSlotArgs {
+  const i32* slots;
 };
 
 struct PageTableArgs {

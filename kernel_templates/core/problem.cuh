@@ -63,6 +63,9 @@ struct LengthsVarlen {
       problem.kv_row = varlen.cu_seqlens_kv[problem.b];
       problem.seqlen_kv = varlen.cu_seqlens_kv[problem.b + 1] - problem.kv_row;
     }
+    if (varlen.seqused_q != nullptr) {
+      problem.seqlen_q = Min(problem.seqlen_q, varlen.seqused_q[problem.b]);
+    }
     if (varlen.seqused_kv != nullptr) {
       problem.seqlen_kv = Min(problem.seqlen_kv, varlen.seqused_kv[problem.b]);
     }
@@ -72,6 +75,17 @@ struct LengthsVarlen {
     const i32* cu_seqlens_kv = params.varlen.cu_seqlens_kv;
     if (cu_seqlens_kv == nullptr) return params.core.seqlen_kv;
     return cu_seqlens_kv[problem.b + 1] - cu_seqlens_kv[problem.b];
+  }
+};
+
+// Sequences lie in slots of a cache: kv_batch is the slot, also where it is a row of the page
+// table.
+template <class Base>
+struct LengthsOfSlots : Base {
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static void Apply(Problem& problem, const Params& params) {
+    Base::Apply(problem, params);
+    problem.kv_batch = params.cache_slots.slots[problem.b];
   }
 };
 

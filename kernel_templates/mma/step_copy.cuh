@@ -55,8 +55,7 @@ struct StepCopy {
         const int own = key + (kEach ? row : 0);
         page[n] = -1;
         if ((!kEach || row < kStep) && own < bounds.seen_end && own + kStep > bounds.seen_begin) {
-          page[n] = params.page_table
-                        .table[problem.b * params.page_table.stride + own / Config::kPageRows];
+          page[n] = Config::KvRows::PageOf(problem, own, params);
         }
       }
     }

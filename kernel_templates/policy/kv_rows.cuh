@@ -31,17 +31,22 @@ struct KvRowsDense {
   }
 };
 
-// Pages of kPageSize rows, found through a table with a row per sequence (Kwon et al.,
-// arXiv 2309.06180). A negative entry masks its keys.
-template <i64 kPageSize>
+// Pages of kPageSize rows, found through a table with a row per sequence, or (kBySlot) per slot of
+// the cache (Kwon et al., arXiv 2309.06180). A negative entry masks its keys.
+template <i64 kPageSize, bool kBySlot = false>
 struct KvRowsPaged {
   static constexpr bool kIsDense = false;
   static constexpr i64 kPageRows = kPageSize;  // rows of a page lie stride_seq apart
 
+  // The page of key j.
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static i32 PageOf(const Problem& problem, i64 j, const Params& params) {
+    const i64 row = kBySlot ? problem.kv_batch : problem.b;
+    return params.page_table.table[row * params.page_table.stride + j / kPageSize];
+  }
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static KvRow Locate(const Problem& problem, i64 j, const Params& params) {
-    const i64 page = params.page_table.table[problem.b * params.page_table.stride + j / kPageSize];
-    return {page, j % kPageSize};
+    return {PageOf(problem, j, params), j % kPageSize};
   }
 
   // Which of a lane's keys lie on a page: keys from j, a multiple of Runs::kKeys, on; the first

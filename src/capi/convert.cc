@@ -409,6 +409,8 @@ absl::StatusOr<AttentionSpec> FromC(const tw_spec* c_spec) {
   spec.deterministic = c.deterministic != 0;
   spec.batch_invariant = c.batch_invariant != 0;
   spec.exact = c.exact != 0;
+  spec.left_padding = c.left_padding != 0;
+  spec.cache_batch_idx = c.cache_batch_idx != 0;
   TILEWRIGHT_RETURN_IF_ERROR(ReadArrays(c, &spec));
   return spec;
 }
@@ -429,6 +431,9 @@ absl::Status FromC(const tw_args* c_args, AttentionArgs* out) {
   out->cu_seqlens_q = c.cu_seqlens_q;
   out->cu_seqlens_kv = c.cu_seqlens_kv;
   out->seqused_kv = c.seqused_kv;
+  out->seqused_q = c.seqused_q;
+  out->left_padding = c.left_padding;
+  out->cache_batch_idx = c.cache_batch_idx;
   out->total_q = c.total_q;
   out->total_kv = c.total_kv;
   out->page_table = c.page_table;

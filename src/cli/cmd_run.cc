@@ -484,7 +484,11 @@ void AddRunCommand(CLI::App& app, Chosen& chosen) {
   file("--sinks", options->files.sinks, "Sinks");
   file("--cu-seqlens-q", options->files.cu_seqlens_q, "Where packed query sequences begin");
   file("--cu-seqlens-kv", options->files.cu_seqlens_kv, "Where packed key sequences begin");
+  file("--seqused-q", options->files.seqused_q, "Query rows in use of each sequence");
   file("--seqused-kv", options->files.seqused_kv, "Keys in use of each sequence");
+  file("--left-padding", options->files.left_padding,
+       "Keys before each sequence's first valid one");
+  file("--cache-batch-idx", options->files.cache_batch_idx, "Slot of each sequence in K and V");
   file("--page-table", options->files.page_table, "Pages of each sequence");
   file("--q-scale", options->files.q_scale, "Scale of fp8 Q");
   file("--k-scale", options->files.k_scale, "Scale of fp8 or int8 K");

@@ -105,7 +105,7 @@ class Loader {
       return absl::InvalidArgumentError(
           absl::StrCat(k_.Describe(), " must have the last dimension of ", q_.Describe()));
     }
-    if (!paged && q_sizes_.batch != k_sizes_.batch) {
+    if (!paged && files_.cache_batch_idx.empty() && q_sizes_.batch != k_sizes_.batch) {
       return absl::InvalidArgumentError(
           absl::StrCat(k_.Describe(), " must have the batch of ", q_.Describe()));
     }
@@ -124,7 +124,10 @@ class Loader {
     };
     TILEWRIGHT_RETURN_IF_ERROR(read(files_.cu_seqlens_q, "[batch + 1]", cu_q_));
     TILEWRIGHT_RETURN_IF_ERROR(read(files_.cu_seqlens_kv, "[batch + 1]", cu_kv_));
+    TILEWRIGHT_RETURN_IF_ERROR(read(files_.seqused_q, "[batch]", used_q_));
     TILEWRIGHT_RETURN_IF_ERROR(read(files_.seqused_kv, "[batch]", used_kv_));
+    TILEWRIGHT_RETURN_IF_ERROR(read(files_.left_padding, "[batch]", left_padding_));
+    TILEWRIGHT_RETURN_IF_ERROR(read(files_.cache_batch_idx, "[batch]", slots_));
     TILEWRIGHT_RETURN_IF_ERROR(read(files_.page_table, "[batch, max_pages]", pages_));
     if (cu_q_.has_value()) {
       TILEWRIGHT_RETURN_IF_ERROR(LongestOf(*cu_q_, q_sizes_.seq, &seqlen_q_));
@@ -141,20 +144,30 @@ class Loader {
           k_.Describe(), " is packed: --cu-seqlens-kv must say where its sequences begin"));
     }
     if (pages_.has_value()) {
-      if (pages_->shape.size() != 2 || pages_->shape[0] != batch_) {
+      const bool any_rows = slots_.has_value();
+      if (pages_->shape.size() != 2 || (!any_rows && pages_->shape[0] != batch_)) {
         return WrongShape(*pages_, absl::StrCat("[", batch_, ", max_pages]"));
       }
       page_size_ = k_sizes_.seq;
       seqlen_kv_ = pages_->shape[1] * page_size_;
-      TILEWRIGHT_RETURN_IF_ERROR(CheckPages());
     }
-    if (used_kv_.has_value()) {
-      if (used_kv_->shape != std::vector<int64_t>{batch_}) {
-        return WrongShape(*used_kv_, BatchText("batch", 0));
+    const int64_t slots = pages_.has_value() ? pages_->shape[0] : k_sizes_.batch;
+    const struct {
+      const std::optional<Array>& array;
+      int64_t most;
+      const char* what;
+    } counts[] = {{used_q_, seqlen_q_, "a length"},
+                  {used_kv_, seqlen_kv_, "a length"},
+                  {left_padding_, seqlen_kv_, "a number of keys"},
+                  {slots_, slots - 1, "a slot"}};
+    for (const auto& count : counts) {
+      if (!count.array.has_value()) continue;
+      if (count.array->shape != std::vector<int64_t>{batch_}) {
+        return WrongShape(*count.array, BatchText("batch", 0));
       }
-      return CheckValues(*used_kv_, 0, seqlen_kv_, "a length");
+      TILEWRIGHT_RETURN_IF_ERROR(CheckValues(*count.array, 0, count.most, count.what));
     }
-    return absl::OkStatus();
+    return pages_.has_value() ? CheckPages() : absl::OkStatus();
   }
 
   std::string BatchText(absl::string_view what, int64_t more) const {
@@ -202,15 +215,15 @@ class Loader {
   absl::Status CheckPages() const {
     const int64_t max_pages = pages_->shape[1];
     for (int64_t b = 0; b < batch_; ++b) {
-      const bool known = used_kv_.has_value() && used_kv_->shape == std::vector<int64_t>{batch_};
-      const int64_t length = known ? Ints(*used_kv_)[b] : seqlen_kv_;
+      const int64_t row = slots_.has_value() ? Ints(*slots_)[b] : b;
+      const int64_t length = used_kv_.has_value() ? Ints(*used_kv_)[b] : seqlen_kv_;
       const int64_t used = std::min(max_pages, (length + page_size_ - 1) / page_size_);
       for (int64_t p = 0; p < used; ++p) {
-        const int32_t page = Ints(*pages_)[b * max_pages + p];
+        const int32_t page = Ints(*pages_)[row * max_pages + p];
         if (page >= k_sizes_.batch) {
-          return absl::InvalidArgumentError(absl::StrCat(pages_->Describe(), " names page ", page,
-                                                         " at [", b, ", ", p, "]; ", k_.Describe(),
-                                                         " has ", k_sizes_.batch, " pages"));
+          return absl::InvalidArgumentError(
+              absl::StrCat(pages_->Describe(), " names page ", page, " at [", row, ", ", p, "]; ",
+                           k_.Describe(), " has ", k_sizes_.batch, " pages"));
         }
       }
     }
@@ -290,9 +303,12 @@ class Loader {
     if (kv_type != q_type) absl::StrAppend(&text, " kv=", kv_type);
     const bool layout_said = absl::StrContains(words_, "layout=");
     if (layout_ == Layout::kThd && !layout_said) absl::StrAppend(&text, " layout=thd");
-    const bool varlen = cu_q_.has_value() || cu_kv_.has_value() || used_kv_.has_value();
+    const bool varlen = cu_q_.has_value() || cu_kv_.has_value() || used_q_.has_value() ||
+                        used_kv_.has_value() || left_padding_.has_value();
     if (varlen && !absl::StrContains(words_, "varlen")) absl::StrAppend(&text, " varlen");
     if (page_size_ > 0) absl::StrAppend(&text, " paged=", page_size_);
+    if (left_padding_.has_value()) absl::StrAppend(&text, " left_padding");
+    if (slots_.has_value()) absl::StrAppend(&text, " cache_batch_idx");
     if (alibi_.has_value()) absl::StrAppend(&text, " alibi");
     if (sinks_.has_value()) absl::StrAppend(&text, " sinks");
     if (q_scale_.has_value()) absl::StrAppend(&text, " q_scale=", ScaleWord(*q_scale_));
@@ -353,7 +369,14 @@ class Loader {
       args.cu_seqlens_kv = Add<int32_t>(problem, "cu_seqlens_kv", *cu_kv_);
       args.total_kv = k_sizes_.seq;
     }
+    if (used_q_.has_value()) args.seqused_q = Add<int32_t>(problem, "seqused_q", *used_q_);
     if (used_kv_.has_value()) args.seqused_kv = Add<int32_t>(problem, "seqused_kv", *used_kv_);
+    if (left_padding_.has_value()) {
+      args.left_padding = Add<int32_t>(problem, "left_padding", *left_padding_);
+    }
+    if (slots_.has_value()) {
+      args.cache_batch_idx = Add<int32_t>(problem, "cache_batch_idx", *slots_);
+    }
     if (pages_.has_value()) {
       args.page_table = Add<int32_t>(problem, "page_table", *pages_);
       args.page_table_stride = pages_->shape[1];
@@ -416,7 +439,7 @@ class Loader {
   int64_t seqlen_q_ = 0;
   int64_t seqlen_kv_ = 0;
   int64_t page_size_ = 0;
-  std::optional<Array> cu_q_, cu_kv_, used_kv_, pages_;
+  std::optional<Array> cu_q_, cu_kv_, used_q_, used_kv_, left_padding_, slots_, pages_;
   std::vector<BiasTerm> terms_;
   std::vector<Array> term_arrays_;
   std::optional<Array> alibi_, sinks_, q_scale_, k_scale_, v_scale_;

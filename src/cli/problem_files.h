@@ -24,15 +24,18 @@ struct ProblemFiles {
   // seqlen_kv]; "FILE:div" reads a batch of a divisor by division (batch_map).
   std::vector<std::string> masks;
   std::vector<std::string> biases;
-  std::string alibi;          // fp32 [heads_q] or [batch, heads_q]
-  std::string sinks;          // fp32 [heads_q]
-  std::string cu_seqlens_q;   // int32 [batch + 1]
-  std::string cu_seqlens_kv;  // int32 [batch + 1]
-  std::string seqused_kv;     // int32 [batch]
-  std::string page_table;     // int32 [batch, max_pages]
-  std::string q_scale;        // fp32 [1] or [heads_q]
-  std::string k_scale;        // fp32 [1] or [heads_kv]
-  std::string v_scale;        // as k_scale
+  std::string alibi;            // fp32 [heads_q] or [batch, heads_q]
+  std::string sinks;            // fp32 [heads_q]
+  std::string cu_seqlens_q;     // int32 [batch + 1]
+  std::string cu_seqlens_kv;    // int32 [batch + 1]
+  std::string seqused_q;        // int32 [batch]
+  std::string seqused_kv;       // int32 [batch]
+  std::string page_table;       // int32 [batch, max_pages]; with cache_batch_idx [slots, max_pages]
+  std::string left_padding;     // int32 [batch]
+  std::string cache_batch_idx;  // int32 [batch]; k and v are then [slots, ...]
+  std::string q_scale;          // fp32 [1] or [heads_q]
+  std::string k_scale;          // fp32 [1] or [heads_kv]
+  std::string v_scale;          // as k_scale
 };
 
 // `words` are those of a spec beyond types, sizes, masks and biases, which the files tell:

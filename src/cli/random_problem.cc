@@ -6,6 +6,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -34,7 +35,10 @@ void ForEachPointer(AttentionArgs& args, const Visitor& visit) {
   visit(args.d_v.data);
   visit(args.cu_seqlens_q);
   visit(args.cu_seqlens_kv);
+  visit(args.seqused_q);
   visit(args.seqused_kv);
+  visit(args.left_padding);
+  visit(args.cache_batch_idx);
   visit(args.page_table);
   visit(args.alibi_slopes);
   for (BiasTensor& bias : args.bias) visit(bias.data);
@@ -102,10 +106,14 @@ AttentionArgs HostProblem::ArgsAt(absl::Span<void* const> bases) const {
 }
 
 int64_t HostProblem::LengthQ(int64_t b) const {
+  int64_t length = args_.seqlen_q;
   if (spec_.varlen && args_.cu_seqlens_q != nullptr) {
-    return args_.cu_seqlens_q[b + 1] - args_.cu_seqlens_q[b];
+    length = args_.cu_seqlens_q[b + 1] - args_.cu_seqlens_q[b];
   }
-  return args_.seqlen_q;
+  if (spec_.varlen && args_.seqused_q != nullptr) {
+    length = std::min<int64_t>(length, args_.seqused_q[b]);
+  }
+  return length;
 }
 
 int64_t HostProblem::LengthKv(int64_t b) const {
@@ -195,6 +203,8 @@ class Builder {
     args.seqlen_q = spec_.seqlen_q;
     args.seqlen_kv = spec_.seqlen_kv;
     TILEWRIGHT_RETURN_IF_ERROR(AddLengths());
+    if (spec_.left_padding) AddLeftPadding();
+    if (spec_.cache_batch_idx) AddSlots();
     AddTensors();
     if (spec_.alibi) AddAlibi();
     for (size_t n = 0; n < spec_.bias.size(); ++n) AddBias(n);
@@ -219,6 +229,11 @@ class Builder {
   int32_t* AddInts(std::string name, int64_t count) {
     return static_cast<int32_t*>(
         problem_.AddBuffer(std::move(name), static_cast<size_t>(count) * sizeof(int32_t), Odd(4)));
+  }
+  const int32_t* AddInts(std::string name, const std::vector<int64_t>& values) {
+    int32_t* ints = AddInts(std::move(name), static_cast<int64_t>(values.size()));
+    std::copy(values.begin(), values.end(), ints);
+    return ints;
   }
   // Bytes from an aligned base to the first element.
   size_t Odd(int element_bytes) const { return options_.odd_strides ? element_bytes : 0; }
@@ -275,9 +290,21 @@ class Builder {
       TILEWRIGHT_RETURN_IF_ERROR(CheckLengths("lengths_q", lengths_q_, spec_.seqlen_q));
       args.cu_seqlens_q = AddPrefixSums("cu_seqlens_q", lengths_q_);
       args.total_q = args.cu_seqlens_q[spec_.batch];
-    } else if (!options_.lengths_q.empty()) {
+    } else if (!options_.lengths_q.empty() && !arrays.seqused_q) {
       return absl::InvalidArgumentError(
-          "lengths of queries are given, but without cu_seqlens_q every sequence has all of them");
+          "lengths of queries are given, but without cu_seqlens_q and seqused_q every sequence has "
+          "all of them");
+    }
+    if (arrays.seqused_q) {
+      // With both arrays it takes a part of the rows.
+      if (arrays.cu_seqlens_q) {
+        for (int64_t& length : lengths_q_) length = random_.Below(length + 1);
+      } else {
+        lengths_q_ =
+            options_.lengths_q.empty() ? RandomLengths(spec_.seqlen_q) : options_.lengths_q;
+        TILEWRIGHT_RETURN_IF_ERROR(CheckLengths("lengths_q", lengths_q_, spec_.seqlen_q));
+      }
+      args.seqused_q = AddInts("seqused_q", lengths_q_);
     }
     if (arrays.cu_seqlens_kv || arrays.seqused_kv) {
       lengths_kv_ =
@@ -296,9 +323,7 @@ class Builder {
       args.total_kv = args.cu_seqlens_kv[spec_.batch];
     }
     if (arrays.seqused_kv) {
-      int32_t* used = AddInts("seqused_kv", spec_.batch);
-      for (int64_t b = 0; b < spec_.batch; ++b) used[b] = static_cast<int32_t>(lengths_kv_[b]);
-      args.seqused_kv = used;
+      args.seqused_kv = AddInts("seqused_kv", lengths_kv_);
     }
     return absl::OkStatus();
   }
@@ -312,6 +337,27 @@ class Builder {
     }
     return sums;
   }
+
+  // None, some and all of the keys of a sequence.
+  void AddLeftPadding() {
+    for (const int64_t length : lengths_kv_) {
+      left_padding_.push_back(random_.Below(4) == 0 ? 0 : random_.Below(length + 2));
+    }
+    problem_.args().left_padding = AddInts("left_padding", left_padding_);
+  }
+
+  // Some of the slots of a larger cache, none of them twice.
+  void AddSlots() {
+    slots_ = spec_.batch + 2;
+    std::vector<int64_t> order(slots_);
+    std::iota(order.begin(), order.end(), 0);
+    for (int64_t n = slots_ - 1; n > 0; --n) std::swap(order[n], order[random_.Below(n + 1)]);
+    order.resize(spec_.batch);
+    slot_of_ = order;
+    problem_.args().cache_batch_idx = AddInts("cache_batch_idx", order);
+  }
+  int64_t SlotOf(int64_t b) const { return slot_of_.empty() ? b : slot_of_[b]; }
+  int64_t Slots() const { return slot_of_.empty() ? spec_.batch : slots_; }
 
   // The strides of one tensor: the spec's, dense, or (odd_strides) padded by amounts that leave no
   // power of two in them.
@@ -368,7 +414,7 @@ class Builder {
     args.q.data = AddRandomTensor("q", spec_.type, args.q.strides, q_batch, q_rows, spec_.heads_q,
                                   spec_.dim_qk, options_.amplitude);
 
-    int64_t kv_batch = packed_kv ? 1 : spec_.batch;
+    int64_t kv_batch = packed_kv ? 1 : Slots();
     int64_t kv_rows = packed_kv ? args.total_kv : spec_.seqlen_kv;
     if (spec_.page_size > 0) {
       kv_batch = AddPageTable();
@@ -401,7 +447,8 @@ class Builder {
 
     AttentionArgs& args = problem_.args();
     args.page_table_stride = max_pages + (options_.odd_strides ? 3 : 0);
-    int32_t* table = AddInts("page_table", spec_.batch * args.page_table_stride);
+    int32_t* table = AddInts("page_table", Slots() * args.page_table_stride);
+    std::fill_n(table, Slots() * args.page_table_stride, std::numeric_limits<int32_t>::max());
     int64_t next = 0;
     for (int64_t b = 0; b < spec_.batch; ++b) {
       const int64_t used = (lengths_kv_[b] + spec_.page_size - 1) / spec_.page_size;
@@ -410,7 +457,7 @@ class Builder {
         int32_t entry = std::numeric_limits<int32_t>::max();
         if (p < used) entry = order[next++];
         if (p < used && options_.negative_pages && random_.Below(5) == 0) entry = -1;
-        table[b * args.page_table_stride + p] = entry;
+        table[SlotOf(b) * args.page_table_stride + p] = entry;
       }
     }
     args.page_table = table;
@@ -421,14 +468,15 @@ class Builder {
     const AttentionArgs& args = problem_.args();
     std::vector<bool> used(kv_batch * kv_rows, false);
     for (int64_t b = 0; b < spec_.batch; ++b) {
-      for (int64_t j = 0; j < lengths_kv_[b]; ++j) {
+      for (int64_t j = spec_.left_padding ? left_padding_[b] : 0; j < lengths_kv_[b]; ++j) {
         if (spec_.page_size > 0) {
-          const int32_t page = args.page_table[b * args.page_table_stride + j / spec_.page_size];
+          const int32_t page =
+              args.page_table[SlotOf(b) * args.page_table_stride + j / spec_.page_size];
           if (page >= 0) used[page * kv_rows + j % spec_.page_size] = true;
         } else if (args.cu_seqlens_kv != nullptr) {
           used[args.cu_seqlens_kv[b] + j] = true;
         } else {
-          used[b * kv_rows + j] = true;
+          used[SlotOf(b) * kv_rows + j] = true;
         }
       }
     }
@@ -559,7 +607,7 @@ class Builder {
       // [batch or page, heads_kv, token]; packed K and V have one batch of all tokens.
       const HostBuffer* k = problem_.FindBuffer("k");
       const bool packed = args.cu_seqlens_kv != nullptr && spec_.page_size == 0;
-      int64_t batches = packed ? 1 : spec_.batch;
+      int64_t batches = packed ? 1 : Slots();
       int64_t tokens = packed ? args.total_kv : spec_.seqlen_kv;
       if (spec_.page_size > 0) {
         tokens = spec_.page_size;
@@ -683,6 +731,9 @@ class Builder {
   Random random_;
   std::vector<int64_t> lengths_q_;
   std::vector<int64_t> lengths_kv_;
+  std::vector<int64_t> left_padding_;
+  std::vector<int64_t> slot_of_;  // of each sequence; empty: its number
+  int64_t slots_ = 0;
 };
 
 }  // namespace

@@ -78,10 +78,11 @@ class HostProblem {
   std::vector<HostBuffer> buffers_;
 };
 
-// Which of the three length arrays a varlen problem carries.
+// Which of the arrays of lengths a varlen problem carries.
 struct VarlenArrays {
   bool cu_seqlens_q = false;
   bool cu_seqlens_kv = false;
+  bool seqused_q = false;
   bool seqused_kv = false;
 };
 
@@ -94,7 +95,8 @@ struct RandomProblemOptions {
   bool odd_strides = false;
 
   // NaN in every K and V row that no query may see because it lies beyond a length (padding of
-  // seqused_kv, tails of pages, pages that no sequence uses). The result must not notice.
+  // seqused_kv, left padding, tails of pages, pages and slots that no sequence uses). The result
+  // must not notice.
   bool poison_unused_kv = true;
 
   // Paged: some entries inside the lengths are negative (masked pages).

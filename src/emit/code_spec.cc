@@ -123,6 +123,7 @@ AttentionSpec SpecOfKernel(const AttentionSpec& spec, const plan::KernelPlan& ke
     combine.align = spec.align;
     combine.window_left = spec.window_left;
     combine.window_right = spec.window_right;
+    combine.left_padding = spec.left_padding;
     combine.seqlen_kv = spec.seqlen_kv;
     combine.exact = spec.exact;
   }

@@ -63,6 +63,8 @@ std::string SpecName(const AttentionSpec& spec) {
   if (!spec.mask_snippet.empty()) add("mask");
   if (spec.varlen) add("varlen");
   if (spec.page_size != 0) add("paged", spec.page_size);
+  if (spec.left_padding) add("leftpadding");
+  if (spec.cache_batch_idx) add("slots");
   if (spec.strided_innermost) add("strided");
   if (spec.lse || spec.lse_base != LseBase::kE || spec.empty_lse != EmptyLse::kMinusInf) {
     add("lse", spec.lse_base == LseBase::kTwo ? "2" : "",
@@ -157,6 +159,10 @@ Member MemberOf(const ParamSlot& slot, const AttentionSpec& spec) {
       return {"abi::VarlenArgs varlen", "varlen"};
     case ParamSlotKind::kPageTable:
       return {"abi::PageTableArgs page_table", "page_table"};
+    case ParamSlotKind::kLeftPadding:
+      return {"abi::LeftPaddingArgs left_padding", "left_padding"};
+    case ParamSlotKind::kCacheSlots:
+      return {"abi::CacheSlotArgs cache_slots", "cache_slots"};
     case ParamSlotKind::kAlibi:
       return {"abi::AlibiArgs alibi", "alibi"};
     case ParamSlotKind::kBias:
@@ -240,9 +246,8 @@ class Policies {
     const auto choose = [](bool condition, std::string_view yes, std::string_view no) {
       return condition ? yes : no;
     };
-    config.Using("Lengths", choose(spec_.varlen, "LengthsVarlen", "LengthsUniform"))
-        .Using("KvRows", spec_.page_size != 0 ? absl::StrCat("KvRowsPaged<", spec_.page_size, ">")
-                                              : "KvRowsDense")
+    config.Using("Lengths", LengthsType())
+        .Using("KvRows", KvRowsType())
         .Using("ScaleOfQ", choose(spec_.q_scale != ScaleKind::kNone, "ScaleQ", "ScaleNone"))
         .Using("ScaleOfKv", choose(spec_.kv_scale != ScaleKind::kNone, "ScaleKv", "ScaleNone"))
         .Chain("Score", "ScoreChain", scores_)
@@ -267,7 +272,7 @@ class Policies {
 
   // What attn_combine needs of them.
   void WriteForRows(bool with_mask, ConfigWriter& config) const {
-    config.Using("Lengths", spec_.varlen ? "LengthsVarlen" : "LengthsUniform");
+    config.Using("Lengths", LengthsType());
     if (with_mask) config.Chain("Mask", "MaskChain", masks_);
     config.Using("Sink", spec_.sinks ? "SinkPerHead" : "SinkNone").Using("Lse", LseType());
   }
@@ -298,12 +303,26 @@ class Policies {
     }
   }
 
+  std::string LengthsType() const {
+    const std::string base = spec_.varlen ? "LengthsVarlen" : "LengthsUniform";
+    return spec_.cache_batch_idx ? absl::StrCat("LengthsOfSlots<", base, ">") : base;
+  }
+
+  std::string KvRowsType() const {
+    if (spec_.page_size == 0) return "KvRowsDense";
+    return absl::StrCat("KvRowsPaged<", spec_.page_size, spec_.cache_batch_idx ? ", true>" : ">");
+  }
+
   // Cheap rules first: the chain stops at the first that excludes a key.
   void AddMasks() {
     if (const DiagonalMask diagonal = DiagonalMaskOf(spec_); diagonal != DiagonalMask::kNone) {
       masks_.push_back(absl::StrCat(
           diagonal == DiagonalMask::kCausal ? "MaskCausal<" : "MaskWindow<", align_, ">"));
       includes_.insert("policy/mask_window.cuh");
+    }
+    if (spec_.left_padding) {
+      masks_.push_back("MaskLeftPadding");
+      includes_.insert("policy/mask_left_padding.cuh");
     }
     if (spec_.block_mask_q != 0) {
       masks_.push_back(

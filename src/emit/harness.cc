@@ -272,11 +272,15 @@ std::string SlotText(const AttentionSpec& spec, const Sizes& sizes, const plan::
       return absl::StrCat("  params.window = {", spec.window_left, ", ",
                           spec::EffectiveWindowRight(spec), "};\n");
     case ParamSlotKind::kVarlen:
-      return "  params.varlen = {nullptr, nullptr, nullptr};\n";
+      return "  params.varlen = {nullptr, nullptr, nullptr, nullptr};\n";
     case ParamSlotKind::kPageTable:
       return absl::StrCat("  params.page_table = {Counted<i32>(",
                           spec.batch * sizes.pages_per_sequence, ", 0, 1), ",
                           sizes.pages_per_sequence, "};\n");
+    case ParamSlotKind::kLeftPadding:
+      return absl::StrCat("  params.left_padding = {Counted<i32>(", spec.batch, ", 0, 0)};\n");
+    case ParamSlotKind::kCacheSlots:
+      return absl::StrCat("  params.cache_slots = {Counted<i32>(", spec.batch, ", 0, 1)};\n");
     case ParamSlotKind::kAlibi:
       return absl::StrCat("  params.alibi = {Random<float>(", spec.heads_q, "), 0};\n");
     case ParamSlotKind::kBias:

@@ -23,6 +23,8 @@ ParamLayout MakeParamLayout(const AttentionSpec& spec, const plan::KernelPlan& k
   add(DiagonalMaskOf(spec) == DiagonalMask::kWindow, Kind::kWindow, sizeof(abi::WindowArgs));
   add(spec.varlen, Kind::kVarlen, sizeof(abi::VarlenArgs));
   add(spec.page_size != 0, Kind::kPageTable, sizeof(abi::PageTableArgs));
+  add(spec.left_padding, Kind::kLeftPadding, sizeof(abi::LeftPaddingArgs));
+  add(spec.cache_batch_idx, Kind::kCacheSlots, sizeof(abi::CacheSlotArgs));
   add(spec.alibi, Kind::kAlibi, sizeof(abi::AlibiArgs));
   for (size_t n = 0; n < spec.bias.size(); ++n) {
     add(true, Kind::kBias, sizeof(abi::BiasArgs), static_cast<int>(n));

@@ -17,6 +17,8 @@ enum class ParamSlotKind {
   kWindow,     // abi::WindowArgs
   kVarlen,     // abi::VarlenArgs
   kPageTable,  // abi::PageTableArgs
+  kLeftPadding,
+  kCacheSlots,
   kAlibi,
   kBias,  // one per term, additive and bool, `index` is the term
   kSoftcap,

@@ -69,11 +69,18 @@ absl::Status CheckLengths(const AttentionSpec& spec, const AttentionArgs& args) 
     TILEWRIGHT_RETURN_IF_ERROR(CheckCumulative("cu_seqlens_kv", args.cu_seqlens_kv, args.batch,
                                                "seqlen_kv", args.seqlen_kv, "total_kv", total_kv));
   }
-  if (spec.varlen && args.seqused_kv != nullptr) {
-    for (int64_t b = 0; b < args.batch; ++b) {
-      if (args.seqused_kv[b] < 0) {
+  const struct {
+    const char* name;
+    const int32_t* values;
+  } counts[] = {{"seqused_q", spec.varlen ? args.seqused_q : nullptr},
+                {"seqused_kv", spec.varlen ? args.seqused_kv : nullptr},
+                {"left_padding", spec.left_padding ? args.left_padding : nullptr},
+                {"cache_batch_idx", spec.cache_batch_idx ? args.cache_batch_idx : nullptr}};
+  for (const auto& count : counts) {
+    for (int64_t b = 0; count.values != nullptr && b < args.batch; ++b) {
+      if (count.values[b] < 0) {
         return absl::InvalidArgumentError(
-            absl::StrCat("seqused_kv[", b, "] = ", args.seqused_kv[b], " must not be negative"));
+            absl::StrCat(count.name, "[", b, "] = ", count.values[b], " must not be negative"));
       }
     }
   }
@@ -138,9 +145,14 @@ Sequence SequenceOf(const AttentionSpec& spec, const AttentionArgs& args, int64_
     sequence.first_kv = args.cu_seqlens_kv[b];
     sequence.seqlen_kv = args.cu_seqlens_kv[b + 1] - sequence.first_kv;
   }
+  if (spec.varlen && args.seqused_q != nullptr) {
+    sequence.seqlen_q = std::min<int64_t>(sequence.seqlen_q, args.seqused_q[b]);
+  }
   if (spec.varlen && args.seqused_kv != nullptr) {
     sequence.seqlen_kv = std::min<int64_t>(sequence.seqlen_kv, args.seqused_kv[b]);
   }
+  if (spec.left_padding) sequence.left_padding = args.left_padding[b];
+  sequence.slot = spec.cache_batch_idx ? args.cache_batch_idx[b] : b;
   if (spec.align == MaskAlign::kBottomRight) {
     sequence.diagonal = sequence.seqlen_kv - sequence.seqlen_q;
   }
@@ -180,7 +192,7 @@ absl::StatusOr<Problem> Problem::Create(const AttentionSpec& spec, const Attenti
 }
 
 KeyRange Problem::VisibleKeys(const Sequence& sequence, int64_t i) const {
-  KeyRange range{0, sequence.seqlen_kv};
+  KeyRange range{sequence.left_padding, sequence.seqlen_kv};
   const int64_t diagonal = i + sequence.diagonal;
   // Wider than both lengths together is unbounded, which keeps the sums below from overflowing.
   const int64_t unbounded = sequence.seqlen_q + sequence.seqlen_kv;
@@ -198,14 +210,14 @@ KeySlot Problem::Locate(const Sequence& sequence, int64_t j) const {
   KeySlot slot;
   if (spec_->page_size > 0) {
     const int32_t page =
-        args_->page_table[sequence.b * args_->page_table_stride + j / spec_->page_size];
+        args_->page_table[sequence.slot * args_->page_table_stride + j / spec_->page_size];
     slot.present = page >= 0;
     slot.outer = page;
     slot.inner = j % spec_->page_size;
   } else if (HasCumulativeKv(*spec_, *args_)) {
     slot.inner = sequence.first_kv + j;
   } else {
-    slot.outer = sequence.b;
+    slot.outer = sequence.slot;
     slot.inner = j;
   }
   return slot;

@@ -24,6 +24,8 @@ struct Sequence {
   int64_t first_kv = 0;
   // Added to a query row to get the key on its diagonal.
   int64_t diagonal = 0;
+  int64_t left_padding = 0;  // keys that are masked in front
+  int64_t slot = 0;          // batch of K and V, or row of the page table
 };
 
 // A key's place in K, V and their per-token scales.

@@ -216,7 +216,14 @@ void PackArgs(const AttentionSpec& spec, const emit::ParamLayout& layout, const 
         put(abi::WindowArgs{spec.window_left, spec::EffectiveWindowRight(spec)});
         break;
       case emit::ParamSlotKind::kVarlen:
-        put(abi::VarlenArgs{args.cu_seqlens_q, args.cu_seqlens_kv, args.seqused_kv});
+        put(abi::VarlenArgs{args.cu_seqlens_q, args.cu_seqlens_kv, args.seqused_q,
+                            args.seqused_kv});
+        break;
+      case emit::ParamSlotKind::kLeftPadding:
+        put(abi::LeftPaddingArgs{args.left_padding});
+        break;
+      case emit::ParamSlotKind::kCacheSlots:
+        put(abi::CacheSlotArgs{args.cache_batch_idx});
         break;
       case emit::ParamSlotKind::kPageTable:
         put(abi::PageTableArgs{args.page_table, args.page_table_stride});

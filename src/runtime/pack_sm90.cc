@@ -103,8 +103,8 @@ absl::Status PackFwd(const device::DriverApi& api, const plan::KernelPlan& plan,
   const bool paged = spec.page_size != 0;
   const int64_t kv_rows = paged ? spec.page_size : packed_kv ? args.total_kv : args.seqlen_kv;
   const int64_t q_batch = packed_q ? 1 : args.batch;
-  // Nobody says how many pages there are; only those of the table are read.
-  const int64_t kv_batch = paged ? kMax : packed_kv ? 1 : args.batch;
+  // Nobody says how many pages or slots there are; only those of the tables are read.
+  const int64_t kv_batch = paged || spec.cache_batch_idx ? kMax : packed_kv ? 1 : args.batch;
   const int64_t block_rows = plan.block_n / plan.cluster;
   const int box_rows = static_cast<int>(paged ? std::min(spec.page_size, block_rows) : block_rows);
   const int64_t tile_rows = int64_t{plan.block_m} * plan.cluster;

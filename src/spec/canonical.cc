@@ -467,6 +467,16 @@ const std::vector<Word>& Words() {
        }},
       {"paged", kRequired, false,
        [](Parser& p, string_view v) { return p.IntegerWord(v, &p.spec.page_size); }},
+      {"left_padding", kNone, false,
+       [](Parser& p, string_view) {
+         p.spec.left_padding = true;
+         return absl::OkStatus();
+       }},
+      {"cache_batch_idx", kNone, false,
+       [](Parser& p, string_view) {
+         p.spec.cache_batch_idx = true;
+         return absl::OkStatus();
+       }},
       {"lse", kNone, false,
        [](Parser& p, string_view) {
          p.spec.lse = true;
@@ -542,13 +552,13 @@ struct HashedSpec {
   template <typename H>
   friend H AbslHashValue(H h, const HashedSpec& hashed) {
     const AttentionSpec& s = hashed.spec;
-    h = H::combine(std::move(h), s.operation, s.type, s.kv_type, s.out_type, s.batch, s.heads_q,
-                   s.heads_kv, s.seqlen_q, s.seqlen_kv, s.dim_qk, s.dim_v, s.layout,
-                   s.strided_innermost, s.causal, s.align, s.window_left, s.window_right,
-                   s.block_mask_q, s.block_mask_kv, s.scale, s.softcap, s.softcap_before_bias,
-                   s.alibi, s.alibi_gradient, s.sinks, s.sinks_gradient, s.dropout, s.q_scale,
-                   s.kv_scale, s.varlen, s.page_size, s.lse, s.lse_base, s.empty_lse, s.allow_tf32,
-                   s.deterministic, s.batch_invariant, s.exact);
+    h = H::combine(
+        std::move(h), s.operation, s.type, s.kv_type, s.out_type, s.batch, s.heads_q, s.heads_kv,
+        s.seqlen_q, s.seqlen_kv, s.dim_qk, s.dim_v, s.layout, s.strided_innermost, s.causal,
+        s.align, s.window_left, s.window_right, s.block_mask_q, s.block_mask_kv, s.scale, s.softcap,
+        s.softcap_before_bias, s.alibi, s.alibi_gradient, s.sinks, s.sinks_gradient, s.dropout,
+        s.q_scale, s.kv_scale, s.varlen, s.page_size, s.left_padding, s.cache_batch_idx, s.lse,
+        s.lse_base, s.empty_lse, s.allow_tf32, s.deterministic, s.batch_invariant, s.exact);
     h = H::combine(std::move(h), s.strides.has_value());
     if (s.strides.has_value()) {
       for (const Strides& t : *s.strides) {
@@ -744,6 +754,8 @@ std::string ToText(const AttentionSpec& spec) {
   }
   add_if(spec.varlen, "varlen");
   if (spec.page_size != 0) add("paged=", spec.page_size);
+  add_if(spec.left_padding, "left_padding");
+  add_if(spec.cache_batch_idx, "cache_batch_idx");
   add_if(spec.lse, "lse");
   if (spec.lse_base != LseBase::kE) add("lse_base=", NameOf(kLseBases, spec.lse_base));
   if (spec.empty_lse != EmptyLse::kMinusInf) {

@@ -211,6 +211,12 @@ absl::Status ValidateLayout(const AttentionSpec& spec) {
   if (spec.layout == Layout::kThd && !spec.varlen) {
     return Bad("layout", "thd", "another one unless varlen is set: it packs sequences of a batch");
   }
+  if (spec.left_padding && !spec.varlen) {
+    return Bad("left_padding", "true", "false unless varlen is set: sequences differ by it");
+  }
+  if (spec.cache_batch_idx && spec.operation == Operation::kBackward) {
+    return Bad("cache_batch_idx", "true", "false in a backward pass: slots may be shared");
+  }
   if (spec.exact && spec.varlen) {
     return Bad("exact", "true", "false with varlen: the lengths come from the device");
   }
@@ -546,8 +552,10 @@ absl::Status CheckSizes(const AttentionSpec& spec, const AttentionArgs& args) {
 }
 
 absl::Status CheckLengths(const AttentionSpec& spec, const AttentionArgs& args) {
-  if (args.cu_seqlens_q == nullptr && args.cu_seqlens_kv == nullptr && args.seqused_kv == nullptr) {
-    return Bad("cu_seqlens_q", "null", "set, or cu_seqlens_kv, or seqused_kv: the spec is varlen");
+  if (args.cu_seqlens_q == nullptr && args.cu_seqlens_kv == nullptr && args.seqused_q == nullptr &&
+      args.seqused_kv == nullptr && !spec.left_padding) {
+    return Bad("cu_seqlens_q", "null",
+               "set, or cu_seqlens_kv, seqused_q or seqused_kv: the spec is varlen");
   }
   if (spec.layout == Layout::kThd && args.cu_seqlens_q == nullptr) {
     return Bad("cu_seqlens_q", "null", "set: the layout of the spec is thd");
@@ -557,6 +565,7 @@ absl::Status CheckLengths(const AttentionSpec& spec, const AttentionArgs& args) 
     const int32_t* pointer;
   } lengths[] = {{"cu_seqlens_q", args.cu_seqlens_q},
                  {"cu_seqlens_kv", args.cu_seqlens_kv},
+                 {"seqused_q", args.seqused_q},
                  {"seqused_kv", args.seqused_kv}};
   for (const auto& length : lengths) {
     if (length.pointer != nullptr && !PointerOk(length.pointer, 4)) {
@@ -844,12 +853,24 @@ absl::Status ValidateArgs(const AttentionSpec& spec, const AttentionArgs& args) 
   }
   if (spec.lse || backward) TILEWRIGHT_RETURN_IF_ERROR(CheckLse(spec, args, q_batches, q_rows));
 
-  // Page numbers are int32 values of the device: any may come.
+  // Numbers of pages and slots are int32 values of the device: any may come.
   const bool paged = spec.page_size > 0;
   const bool packed_kv = spec.varlen && !paged && args.cu_seqlens_kv != nullptr;
-  const int64_t kv_batches = paged ? kMaxInt32 : packed_kv ? 1 : args.batch;
+  const int64_t kv_batches = paged || spec.cache_batch_idx ? kMaxInt32 : packed_kv ? 1 : args.batch;
   const int64_t kv_rows = paged ? spec.page_size : packed_kv ? args.total_kv : args.seqlen_kv;
   const bool has_keys = args.seqlen_kv > 0 && kv_rows > 0;
+  if (spec.left_padding && !PointerOk(args.left_padding, 4)) {
+    return BadPointer("left_padding", args.left_padding, 4);
+  }
+  if (spec.cache_batch_idx) {
+    if (!PointerOk(args.cache_batch_idx, 4)) {
+      return BadPointer("cache_batch_idx", args.cache_batch_idx, 4);
+    }
+    if (packed_kv) {
+      return Bad("cu_seqlens_kv", "set",
+                 "null with cache_batch_idx: packed sequences lie in no slot");
+    }
+  }
   if (has_keys) {
     const int kv_bytes = ElementBytes(KvType(spec));
     TILEWRIGHT_RETURN_IF_ERROR(CheckTensor("k", args.k.data, args.k.strides, kv_batches, kv_rows,

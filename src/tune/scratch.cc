@@ -119,6 +119,13 @@ class Lister {
     args.seqlen_q = spec_.seqlen_q;
     args.seqlen_kv = spec_.seqlen_kv;
     TILEWRIGHT_RETURN_IF_ERROR(AddLengths());
+    if (spec_.cache_batch_idx) {
+      std::vector<int32_t> slots(static_cast<size_t>(spec_.batch));
+      std::iota(slots.begin(), slots.end(), 0);
+      AddHost("cache_batch_idx", slots, [](AttentionArgs& a, void* at) {
+        a.cache_batch_idx = static_cast<const int32_t*>(at);
+      });
+    }
     AddTensors();
     if (spec_.alibi) AddAlibi();
     for (size_t n = 0; n < spec_.bias.size(); ++n) AddBias(n);
@@ -231,6 +238,10 @@ class Lister {
       std::vector<int32_t> used(lengths_kv_.begin(), lengths_kv_.end());
       AddHost("seqused_kv", used,
               [](AttentionArgs& a, void* at) { a.seqused_kv = static_cast<const int32_t*>(at); });
+    }
+    if (spec_.left_padding) {
+      AddHost("left_padding", std::vector<int32_t>(static_cast<size_t>(spec_.batch), 0),
+              [](AttentionArgs& a, void* at) { a.left_padding = static_cast<const int32_t*>(at); });
     }
     return absl::OkStatus();
   }

@@ -42,7 +42,8 @@ inline artifact::KernelSource Emit(const AttentionSpec& spec,
 inline constexpr std::string_view kEverySlot =
     "fwd e4m3 b=2 h=8/2 s=64/128 d=64/64 kv=e4m3 out=bf16 window=63,0 softcap=30 alibi "
     "bias=fp16:1,8,64,128 bias=bool:2,1,1,128 sinks dropout=0.25 q_scale=head kv_scale=token "
-    "block_mask=64,64 varlen paged=16 lse score=@score.txt mask=@mask.txt array=table:fp32 "
+    "block_mask=64,64 varlen paged=16 left_padding cache_batch_idx lse score=@score.txt "
+    "mask=@mask.txt array=table:fp32 "
     "array=codes:int8 scalar=gain:float scalar=period:int64";
 
 }  // namespace tilewright::emit

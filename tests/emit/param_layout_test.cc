@@ -29,6 +29,8 @@ struct EverySlot {
   abi::WindowArgs window;
   abi::VarlenArgs varlen;
   abi::PageTableArgs page_table;
+  abi::LeftPaddingArgs left_padding;
+  abi::CacheSlotArgs cache_slots;
   abi::AlibiArgs alibi;
   abi::BiasArgs bias[2];
   abi::SoftcapArgs softcap;
@@ -56,6 +58,8 @@ TEST(ParamLayoutTest, OffsetsAreThoseOfTheStruct) {
       {Kind::kWindow, 0, offsetof(EverySlot, window), sizeof(abi::WindowArgs)},
       {Kind::kVarlen, 0, offsetof(EverySlot, varlen), sizeof(abi::VarlenArgs)},
       {Kind::kPageTable, 0, offsetof(EverySlot, page_table), sizeof(abi::PageTableArgs)},
+      {Kind::kLeftPadding, 0, offsetof(EverySlot, left_padding), sizeof(abi::LeftPaddingArgs)},
+      {Kind::kCacheSlots, 0, offsetof(EverySlot, cache_slots), sizeof(abi::CacheSlotArgs)},
       {Kind::kAlibi, 0, offsetof(EverySlot, alibi), sizeof(abi::AlibiArgs)},
       {Kind::kBias, 0, offsetof(EverySlot, bias), sizeof(abi::BiasArgs)},
       {Kind::kBias, 1, offsetof(EverySlot, bias) + sizeof(abi::BiasArgs), sizeof(abi::BiasArgs)},

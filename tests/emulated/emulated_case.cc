@@ -133,7 +133,10 @@ std::vector<cuda_on_host::MemoryRange> MemoryOf(const HostCase& c, Outputs& outp
   numbers("block_mask", c.block_mask);
   numbers("cu_seqlens_q", c.cu_seqlens_q);
   numbers("cu_seqlens_kv", c.cu_seqlens_kv);
+  numbers("seqused_q", c.seqused_q);
   numbers("seqused_kv", c.seqused_kv);
+  numbers("left_padding", c.left_padding);
+  numbers("cache_batch_idx", c.cache_batch_idx);
   numbers("page_table", c.page_table);
   memory.push_back({outputs.o.data(), outputs.o.size(), true, "o"});
   if (c.spec.lse) {

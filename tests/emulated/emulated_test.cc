@@ -106,6 +106,33 @@ void PutThreeQuarters(HostCase& c) {
   }
 }
 
+// Fewer rows than the tensor has, none among them; the others stay as they were.
+void UseSomeRows(HostCase& c) {
+  c.seqused_q = {static_cast<int32_t>(c.spec.seqlen_q) - 1, 0, 1};
+  c.args.seqused_q = c.seqused_q.data();
+}
+
+// Three sequences in two slots.
+void ShareSlots(HostCase& c) {
+  c.cache_batch_idx = {1, 0, 1};
+  c.args.cache_batch_idx = c.cache_batch_idx.data();
+}
+
+// NaN in the keys that left padding hides; all of a sequence among them.
+void PadLeft(HostCase& c) {
+  SetLengths(c, {static_cast<int32_t>(c.spec.seqlen_kv), 40, 40});
+  c.left_padding = {33, 0, 40};
+  c.args.left_padding = c.left_padding.data();
+  for (int64_t b = 0; b < c.spec.batch; ++b) {
+    for (int64_t j = 0; j < c.left_padding[b]; ++j) {
+      for (int64_t h = 0; h < c.spec.heads_kv; ++h) {
+        for (int64_t d = 0; d < c.spec.dim_qk; ++d) c.k.Set(c.KAt(b, j, h, d), kNaN);
+        for (int64_t d = 0; d < c.spec.dim_v; ++d) c.v.Set(c.VAt(b, j, h, d), kNaN);
+      }
+    }
+  }
+}
+
 std::vector<Scenario> Scenarios() {
   std::vector<Scenario> all = {
       {"fwd fp32 b=2 h=2/1 s=37/70 d=36 causal lse"},
@@ -128,6 +155,11 @@ std::vector<Scenario> Scenarios() {
       {"fwd fp32 b=4 h=2/1 s=40/50 d=16 varlen layout=thd causal lse sinks",
        {40, 0, 3, 7},
        {50, 3, 0, 33}},
+      {"fwd bf16 b=3 h=2/1 s=4/150 d=16 varlen causal lse", {}, {}, UseSomeRows},
+      {"fwd bf16 b=3 h=2/1 s=70/150 d=64 varlen causal lse", {}, {}, UseSomeRows},
+      {"fwd bf16 b=3 h=2/1 s=2/150 d=16 varlen left_padding lse", {}, {}, PadLeft},
+      {"fwd bf16 b=3 h=2/1 s=70/150 d=64 varlen left_padding causal lse", {}, {}, PadLeft},
+      {"fwd bf16 b=3 h=2/1 s=3/100 d=16 cache_batch_idx lse", {}, {}, ShareSlots},
       {"fwd fp32 b=3 h=2/1 s=40/50 d=16 varlen lse",
        {},
        {},

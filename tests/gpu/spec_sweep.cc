@@ -443,6 +443,109 @@ void AddDropout(Sweep& sweep) {
   });
 }
 
+// What caches of serving programs ask for beside pages.
+void AddServing(Sweep& sweep) {
+  const auto decode = [](AttentionSpec& s) {
+    s.varlen = true;
+    s.batch = 5;
+    SetLengths(s, 1, 300);
+    SetHeads(s, 8, 2);
+  };
+  for (const ElementType type : kAllTypes) {
+    SweepCase& one = sweep.Add(absl::StrCat("left_padding_", TypeWord(type)), [&](auto& s) {
+      s.varlen = s.left_padding = true;
+      s.batch = 5;
+      s.type = type;
+      s.causal = type != ElementType::kFp16;
+    });
+    one.sanitizer = type == ElementType::kBf16;
+  }
+  sweep.Add("left_padding_window", [](auto& s) {
+    s.varlen = s.left_padding = true;
+    s.batch = 5;
+    s.window_left = 20;
+    s.window_right = 30;
+  });
+  sweep
+      .Add("left_padding_only",
+           [](auto& s) {
+             s.varlen = s.left_padding = s.alibi = true;
+             s.batch = 5;
+           })
+      .problem.varlen_arrays = cli::VarlenArrays{};
+  sweep.Add("left_padding_decode", [&](auto& s) {
+    decode(s);
+    s.left_padding = true;
+  });
+  sweep
+      .Add("left_padding_paged",
+           [&](auto& s) {
+             decode(s);
+             s.left_padding = true;
+             s.page_size = 16;
+           })
+      .sanitizer = true;
+  sweep.Add("left_padding_paged_prefill", [](auto& s) {
+    s.varlen = s.left_padding = s.causal = true;
+    s.page_size = 64;
+    s.batch = 5;
+    SetHeads(s, 4, 2);
+  });
+  sweep.Add("slots", [](auto& s) { s.cache_batch_idx = true; });
+  for (const int64_t page : {0, 1, 16}) {
+    SweepCase& one = sweep.Add(absl::StrCat("slots_decode_", page), [&](auto& s) {
+      decode(s);
+      s.page_size = page;
+      s.cache_batch_idx = true;
+    });
+    one.sanitizer = page != 0;
+  }
+  for (const int64_t page : {0, 64}) {
+    sweep.Add(absl::StrCat("slots_e4m3_token_", page), [&](auto& s) {
+      decode(s);
+      s.page_size = page;
+      s.cache_batch_idx = true;
+      s.kv_type = ElementType::kFp8E4m3;
+      s.kv_scale = ScaleKind::kPerToken;
+    });
+  }
+  sweep.Add("slots_prefill_paged", [](auto& s) {
+    s.varlen = s.cache_batch_idx = s.causal = true;
+    s.page_size = 128;
+    s.batch = 5;
+    SetHeads(s, 4, 2);
+  });
+  for (const ElementType type : kAllTypes) {
+    sweep
+        .Add(absl::StrCat("seqused_q_", TypeWord(type)),
+             [&](auto& s) {
+               s.varlen = true;
+               s.batch = 5;
+               s.type = type;
+               s.causal = type != ElementType::kFp16;
+             })
+        .problem.varlen_arrays = cli::VarlenArrays{.seqused_q = true, .seqused_kv = true};
+  }
+  sweep
+      .Add("seqused_q_packed",
+           [](auto& s) {
+             s.varlen = s.causal = true;
+             s.layout = Layout::kThd;
+             s.batch = 5;
+           })
+      .problem.varlen_arrays =
+      cli::VarlenArrays{.cu_seqlens_q = true, .cu_seqlens_kv = true, .seqused_q = true};
+  // A few tokens at a time, not the same number for each sequence: speculative decoding.
+  SweepCase& speculative = sweep.Add("seqused_q_speculative", [&](auto& s) {
+    decode(s);
+    s.seqlen_q = 4;
+    s.page_size = 16;
+    s.left_padding = s.cache_batch_idx = s.causal = true;
+  });
+  speculative.problem.varlen_arrays = cli::VarlenArrays{.seqused_q = true, .seqused_kv = true};
+  speculative.sanitizer = true;
+}
+
 void AddLengthsOnTheDevice(Sweep& sweep) {
   const auto packed = [](AttentionSpec& s) {
     s.varlen = true;
@@ -486,6 +589,7 @@ void AddLengthsOnTheDevice(Sweep& sweep) {
            })
       .problem.varlen_arrays =
       cli::VarlenArrays{.cu_seqlens_q = true, .cu_seqlens_kv = true, .seqused_kv = true};
+  AddServing(sweep);
   for (const int64_t page : {1, 3, 16, 64, 256}) {
     SweepCase& one = sweep.Add(absl::StrCat("paged_", page), [&](auto& s) {
       s.page_size = page;

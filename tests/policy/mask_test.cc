@@ -10,6 +10,7 @@
 #include "policy/bias_terms.cuh"
 #include "policy/mask_block.cuh"
 #include "policy/mask_chain.cuh"
+#include "policy/mask_left_padding.cuh"
 #include "policy/mask_window.cuh"
 #include "policy_params.h"
 
@@ -97,6 +98,32 @@ void CheckWindows() {
           };
           ASSERT_NO_FATAL_FAILURE(
               (CheckAllTiles<MaskChain<MaskWindow<kAlign>>>(problem, params, inside, true)));
+        }
+      }
+    }
+  }
+}
+
+TEST(MaskTest, LeftPadding) {
+  for (i64 seqlen_q : kLengths) {
+    for (i64 seqlen_kv : kLengths) {
+      for (i32 padding : {0, 1, 4, 7, 20}) {
+        SCOPED_TRACE(testing::Message() << "padding " << padding);
+        const Problem problem = DenseProblem(seqlen_q, seqlen_kv);
+        const i64 off = seqlen_kv - seqlen_q;
+        PolicyParams params;
+        params.left_padding = {&padding};
+        ASSERT_NO_FATAL_FAILURE((CheckAllTiles<MaskChain<MaskLeftPadding>>(
+            problem, params, [=](i64, i64 j) { return j >= padding; }, true)));
+        // Together with a diagonal a block may be needed by neither of its rows.
+        ASSERT_NO_FATAL_FAILURE(
+            (CheckAllTiles<MaskChain<MaskCausal<Align::kBottomRight>, MaskLeftPadding>>(
+                problem, params, [=](i64 i, i64 j) { return j >= padding && j <= i + off; },
+                false)));
+        for (i64 j = 0; j < seqlen_kv; ++j) {
+          const RowInterval rows = MaskLeftPadding::KeyRows(problem, j, params);
+          EXPECT_EQ(rows.begin, 0);
+          EXPECT_EQ(rows.end, j >= padding ? seqlen_q : 0);
         }
       }
     }

@@ -13,6 +13,8 @@ struct PolicyParams {
   abi::WindowArgs window = {};
   abi::VarlenArgs varlen = {};
   abi::PageTableArgs page_table = {};
+  abi::LeftPaddingArgs left_padding = {};
+  abi::CacheSlotArgs cache_slots = {};
   abi::AlibiArgs alibi = {};
   abi::BiasArgs bias[2] = {};
   abi::SoftcapArgs softcap = {};

@@ -78,6 +78,29 @@ TEST(ProblemTest, EachArrayOfLengthsStandsAlone) {
   EXPECT_EQ(problem.kv_row, 30);
   EXPECT_EQ(problem.seqlen_kv, 2);
   EXPECT_EQ(MakeProblem<Config>(0, 0, params).seqlen_kv, 11);
+
+  const i32 used_q[] = {3, 7};
+  params.varlen.seqused_q = used_q;
+  EXPECT_EQ(MakeProblem<Config>(0, 0, params).seqlen_q, 3);
+  problem = MakeProblem<Config>(1, 0, params);
+  EXPECT_EQ(problem.seqlen_q, 5);  // there are no more
+  EXPECT_EQ(problem.q_row, 4);
+}
+
+TEST(ProblemTest, SlotsAreBatchesOfKeysAndRowsOfTheTable) {
+  const i32 slots[] = {7, 1}, used[] = {11, 2}, table[] = {9, 9, 5, 6};
+  PolicyParams params = ParamsOf(10, 40);
+  params.cache_slots = {slots};
+  Problem problem = MakeProblem<TestConfig<LengthsOfSlots<LengthsUniform>>>(0, 0, params);
+  EXPECT_EQ(problem.kv_batch, 7);
+  EXPECT_EQ(problem.q_batch, 0);
+  params.varlen.seqused_kv = used;
+  params.page_table = {table, 2};
+  problem = MakeProblem<TestConfig<LengthsOfSlots<LengthsVarlen>>>(1, 0, params);
+  EXPECT_EQ(problem.seqlen_kv, 2);
+  const KvRow at = KvRowsPaged<16, true>::Locate(problem, 17, params);
+  EXPECT_EQ(at.block, 6);
+  EXPECT_EQ(at.row, 1);
 }
 
 TEST(KvRowsTest, DenseRowsFollowTheSequence) {

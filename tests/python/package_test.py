@@ -138,6 +138,19 @@ class CallTest(unittest.TestCase):
         self.assertIn("paged=8", call.prepared.spec)
         self.assertEqual((call.args.seqlen_kv, call.args.page_table_stride), (40, 5))
 
+    def test_slots_and_left_padding(self):
+        arrays = qkvo(
+            (2, 1, 4, 16),
+            (9, 8, 2, 16),
+            **{
+                name: FakeArray((2,), "int32")
+                for name in ("seqused_q", "left_padding", "cache_batch_idx")
+            },
+        )
+        call = call_of(tilewright.Options(), arrays)
+        self.assertIn("varlen left_padding cache_batch_idx", call.prepared.spec)
+        self.assertEqual((call.args.batch, call.args.seqlen_kv), (2, 8))
+
     def test_types_and_scales(self):
         arrays = {"q": FakeArray((1, 4, 2, 16), "bf16"), "o": FakeArray((1, 4, 2, 16), "bf16")}
         arrays.update(k=FakeArray((1, 6, 2, 16), "e4m3"), v=FakeArray((1, 6, 2, 16), "e4m3"))

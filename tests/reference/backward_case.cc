@@ -124,7 +124,9 @@ std::vector<BackwardMemory> MemoryOf(HostCase& c, BackwardArrays& arrays) {
   numbers("block_mask", c.block_mask);
   numbers("cu_seqlens_q", c.cu_seqlens_q);
   numbers("cu_seqlens_kv", c.cu_seqlens_kv);
+  numbers("seqused_q", c.seqused_q);
   numbers("seqused_kv", c.seqused_kv);
+  numbers("left_padding", c.left_padding);
   array("d_q", arrays.d_q, true);
   array("d_k", arrays.d_k, true);
   array("d_v", arrays.d_v, true);

@@ -133,6 +133,16 @@ HostCase::HostCase(AttentionSpec spec_in, uint64_t seed, std::vector<int32_t> le
     args.block_mask_strides = {spec.heads_q * blocks_q * blocks_kv, blocks_q * blocks_kv,
                                blocks_kv};
   }
+  if (spec.left_padding) {
+    for (int64_t b = 0; b < spec.batch; ++b) left_padding.push_back(static_cast<int32_t>(5 * b));
+    args.left_padding = left_padding.data();
+  }
+  if (spec.cache_batch_idx) {
+    for (int64_t b = spec.batch - 1; b >= 0; --b) {
+      cache_batch_idx.push_back(static_cast<int32_t>(b));
+    }
+    args.cache_batch_idx = cache_batch_idx.data();
+  }
   args.dropout_seed = 42;
   args.dropout_offset = 7;
 }

@@ -41,7 +41,7 @@ class HostCase {
  public:
   // Every array that the spec names, dense in its layout, with seqlens as in the spec. Dropout has
   // seed 42 and offset 7. For varlen: the lengths become cu_seqlens_q and cu_seqlens_kv, and Q, K
-  // and V are packed.
+  // and V are packed. Sequence b has 5 b keys of left padding, slots in reverse order.
   explicit HostCase(AttentionSpec spec, uint64_t seed = 1, std::vector<int32_t> lengths_q = {},
                     std::vector<int32_t> lengths_kv = {});
   HostCase(HostCase&&) = default;
@@ -74,7 +74,8 @@ class HostCase {
   std::array<Array, 4> bias;
   std::vector<float> sinks, slopes, q_scale, k_scale, v_scale;
   std::vector<uint8_t> block_mask;
-  std::vector<int32_t> cu_seqlens_q, cu_seqlens_kv, seqused_kv, page_table;
+  std::vector<int32_t> cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, page_table;
+  std::vector<int32_t> left_padding, cache_batch_idx;
 };
 
 // fp32, one head of one batch, `seqlen_q` rows and `seqlen_kv` keys.

@@ -110,6 +110,7 @@ TEST(PackArgsTest, PackedLseHasTotalRowsPerHead) {
   args.cu_seqlens_q = FakePointer<int32_t>(6);
   args.cu_seqlens_kv = FakePointer<int32_t>(7);
   args.seqused_kv = FakePointer<int32_t>(8);
+  args.seqused_q = FakePointer<int32_t>(9);
   args.total_q = 100;
   args.total_kv = 90;
   const Packed packed(spec, args);
@@ -117,7 +118,21 @@ TEST(PackArgsTest, PackedLseHasTotalRowsPerHead) {
   const auto varlen = packed.Get<abi::VarlenArgs>(emit::ParamSlotKind::kVarlen);
   EXPECT_EQ(varlen.cu_seqlens_q, args.cu_seqlens_q);
   EXPECT_EQ(varlen.cu_seqlens_kv, args.cu_seqlens_kv);
+  EXPECT_EQ(varlen.seqused_q, args.seqused_q);
   EXPECT_EQ(varlen.seqused_kv, args.seqused_kv);
+}
+
+TEST(PackArgsTest, LeftPaddingAndSlots) {
+  AttentionSpec spec = SmallSpec();
+  spec.varlen = spec.left_padding = spec.cache_batch_idx = true;
+  AttentionArgs args = DenseArgs(spec);
+  args.left_padding = FakePointer<int32_t>(6);
+  args.cache_batch_idx = FakePointer<int32_t>(7);
+  const Packed packed(spec, args);
+  EXPECT_EQ(packed.Get<abi::LeftPaddingArgs>(emit::ParamSlotKind::kLeftPadding).keys,
+            args.left_padding);
+  EXPECT_EQ(packed.Get<abi::CacheSlotArgs>(emit::ParamSlotKind::kCacheSlots).slots,
+            args.cache_batch_idx);
 }
 
 TEST(PackArgsTest, PagedStridesAreThoseOfPages) {

@@ -57,6 +57,7 @@ TEST(CanonicalTest, ReadsAndPrintsEveryWord) {
            "bwd bf16 b=4 h=2/2 s=8/8 d=64/64 alibi alibi_grad bias=fp16:1,2,8,8:grad "
            "bias=fp32:2,1,8,8:mod:grad sinks sinks_grad lse_base=2",
            "fwd bf16 b=32 h=128/1 s=1/8192 d=576/512 varlen paged=64 lse",
+           "fwd bf16 b=4 h=8/2 s=1/512 d=64/64 varlen paged=16 left_padding cache_batch_idx",
            "fwd fp16 b=4096 h=4/4 s=49/49 d=32/32 bias=fp16:1,4,49,49 bias=fp16:64,1,49,49:mod",
            "fwd fp16 b=4096 h=4/4 s=49/49 d=32/32 bias=fp32:64,1,49,49:div mask=bool:1,1,1,49",
            "fwd fp32 b=1 h=1/1 s=1/1 d=64/64 layout=sbhd allow_tf32 batch_invariant exact",
@@ -214,6 +215,8 @@ TEST(CanonicalTest, DifferentProblemsStayDifferent) {
                             "lse empty_lse=+inf",
                             "varlen",
                             "varlen layout=thd",
+                            "varlen left_padding",
+                            "cache_batch_idx",
                             "paged=16",
                             "strided_innermost",
                             "layout=bhsd",
@@ -323,6 +326,8 @@ class RandomSpecs {
           {absl::StrCat("scalar_", n), Pick({ScalarType::kFloat, ScalarType::kInt64})});
     }
     if (Rarely()) s.page_size = Int(1, 256);
+    s.left_padding = Rarely();
+    s.cache_batch_idx = Rarely();
     s.lse = Rarely();
     s.lse_base = Pick({LseBase::kE, LseBase::kTwo});
     s.empty_lse = Pick({EmptyLse::kMinusInf, EmptyLse::kPlusInf});

@@ -549,6 +549,41 @@ TEST(ValidateArgsTest, WithoutKeysTheirPointersMayBeNull) {
   EXPECT_THAT(std::string(ValidateArgs(spec, args).message()), HasSubstr("o.data = null"));
 }
 
+TEST(ValidateTest, LeftPaddingIsALengthOfEachSequence) {
+  AttentionSpec spec = ValidSpec();
+  spec.left_padding = true;
+  EXPECT_THAT(std::string(Validate(spec).message()),
+              HasSubstr("left_padding = true: must be false unless varlen is set"));
+  spec.varlen = true;
+  EXPECT_TRUE(Validate(spec).ok());
+  AttentionArgs good = ArgsFor(spec);
+  good.left_padding = At<int32_t>();
+  ExpectRefused(spec, good,
+                {{[](auto& a) { a.left_padding = nullptr; }, "left_padding = null: must be set"},
+                 {[](auto& a) { a.left_padding = At<int32_t>(2); }, "left_padding = 0x"}});
+}
+
+TEST(ValidateTest, SlotsAreOfACacheThatIsOnlyRead) {
+  AttentionSpec spec = ValidSpec();
+  spec.cache_batch_idx = true;
+  AttentionArgs good = ArgsFor(spec);
+  good.cache_batch_idx = At<int32_t>();
+  ExpectRefused(
+      spec, good,
+      {{[](auto& a) { a.cache_batch_idx = nullptr; }, "cache_batch_idx = null: must be set"},
+       {[](auto& a) { a.k.strides.batch = kHuge; }, "k.strides = "}});
+  spec.varlen = true;
+  good.cu_seqlens_kv = At<int32_t>();
+  good.total_kv = 300;
+  EXPECT_THAT(std::string(ValidateArgs(spec, good).message()),
+              HasSubstr("cu_seqlens_kv = set: must be null with cache_batch_idx"));
+  spec.page_size = 16;
+  good.page_table = At<int32_t>();
+  EXPECT_TRUE(ValidateArgs(spec, good).ok()) << ValidateArgs(spec, good);
+  spec.operation = Operation::kBackward;
+  EXPECT_THAT(std::string(Validate(spec).message()), HasSubstr("cache_batch_idx = true"));
+}
+
 TEST(ValidateArgsTest, ChecksLengthsOfVarlen) {
   AttentionSpec spec = ValidSpec();
   spec.varlen = true;
@@ -561,10 +596,11 @@ TEST(ValidateArgsTest, ChecksLengthsOfVarlen) {
       spec, good,
       {
           {[](auto& a) { a.cu_seqlens_q = a.cu_seqlens_kv = nullptr; },
-           "cu_seqlens_q = null: must be set, or cu_seqlens_kv, or seqused_kv"},
+           "cu_seqlens_q = null: must be set, or cu_seqlens_kv, seqused_q or seqused_kv"},
           {[](auto& a) { a.cu_seqlens_q = nullptr; },
            "cu_seqlens_q = null: must be set: the layout of the spec is thd"},
           {[](auto& a) { a.cu_seqlens_kv = At<int32_t>(2); }, "cu_seqlens_kv = 0x"},
+          {[](auto& a) { a.seqused_q = At<int32_t>(2); }, "seqused_q = 0x"},
           {[](auto& a) { a.seqused_kv = At<int32_t>(1); }, "seqused_kv = 0x"},
           {[](auto& a) { a.total_q = -1; }, "total_q = -1: must be in [0, 2^31)"},
           {[](auto& a) { a.total_q = int64_t{1} << 31; }, "total_q = 2147483648: must be in"},

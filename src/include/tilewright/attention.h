@@ -182,8 +182,13 @@ struct AttentionSpec {
 
   // Lengths and paging.
   bool varlen =
-      false;  // lengths come from cu_seqlens_q, cu_seqlens_kv and / or seqused_kv on the device
+      false;  // lengths come from the device: AttentionArgs::cu_seqlens_q and what follows
   int64_t page_size = 0;  // tokens of one page of K and V; 0: not paged
+  // Keys of a sequence before its first valid one are masked, as AttentionArgs::left_padding says.
+  // Rows and keys are counted as without it. Needs varlen.
+  bool left_padding = false;
+  // Sequence b reads the keys of slot AttentionArgs::cache_batch_idx[b] of a cache. Forward only.
+  bool cache_batch_idx = false;
 
   // Backward: gradients wanted beside those of Q, K and V (see also BiasTerm and SnippetArray).
   bool alibi_gradient = false;
@@ -249,7 +254,8 @@ struct AttentionArgs {
 
   Tensor q;  // [batch, seqlen_q, heads_q, dim_qk]; packed: [total_q, heads_q, dim_qk],
              // strides.batch unused
-  Tensor k;  // [batch, seqlen_kv, heads_kv, dim_qk]; paged: strides.batch is the stride of a page
+  Tensor k;  // [batch, seqlen_kv, heads_kv, dim_qk]; paged: strides.batch is the stride of a page;
+             // with cache_batch_idx: [slots, ...]
   Tensor v;  // [batch, seqlen_kv, heads_kv, dim_v]; likewise
   MutableTensor o;  // as q with dim_v; a backward pass only reads it
 
@@ -268,14 +274,24 @@ struct AttentionArgs {
   int64_t lse_stride_batch = 0;
   int64_t lse_stride_head = 0;
 
-  // Varlen: any of the three. With cu_seqlens_q, Q, O and LSE are packed; with cu_seqlens_kv, K and
-  // V are packed (unless paged). seqused_kv limits the keys of each sequence. total_q is
-  // cu_seqlens_q[batch].
+  // Varlen: any of these. With cu_seqlens_q, Q, O and LSE are packed; with cu_seqlens_kv, K and
+  // V are packed (unless paged). seqused_kv limits the keys of each sequence, seqused_q its rows:
+  // those from there on are neither read nor written, and bottom-right alignment goes by the rows
+  // that are left. total_q is cu_seqlens_q[batch].
   const int32_t* cu_seqlens_q = nullptr;   // [batch + 1]
   const int32_t* cu_seqlens_kv = nullptr;  // [batch + 1]
+  const int32_t* seqused_q = nullptr;      // [batch]
   const int32_t* seqused_kv = nullptr;     // [batch]
   int64_t total_q = 0;   // with cu_seqlens_q: rows of the packed Q; 0 launches nothing
   int64_t total_kv = 0;  // with cu_seqlens_kv and no paging: rows of the packed K and V
+
+  // Spec's left_padding: [batch], the keys of each sequence that come before its first valid one.
+  // Lengths count them.
+  const int32_t* left_padding = nullptr;
+  // Spec's cache_batch_idx: [batch]. Sequence b reads batch cache_batch_idx[b] of K, V and scales
+  // per token; paged, row cache_batch_idx[b] of the page table. Everything else, lengths included,
+  // goes by b. Not with a cu_seqlens_kv that packs K and V.
+  const int32_t* cache_batch_idx = nullptr;
 
   // Paged: [batch, max_pages]; page p of sequence b holds keys p * page_size and on. Negative
   // entries are masked.

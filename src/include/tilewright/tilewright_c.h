@@ -252,6 +252,8 @@ typedef struct tw_spec {
   const char* score_gradient_snippet_file;
   const char* mask_tile_snippet; /* null: none */
   const char* mask_tile_snippet_file;
+  int32_t left_padding;
+  int32_t cache_batch_idx;
 } tw_spec;
 
 TW_API tw_status tw_spec_init(tw_spec* spec, size_t size);
@@ -335,6 +337,9 @@ typedef struct tw_args {
   tw_bias_gradient d_bias[4];
   float* d_sinks;
   float* d_snippet_arrays[8];
+  const int32_t* seqused_q;
+  const int32_t* left_padding;
+  const int32_t* cache_batch_idx;
 } tw_args;
 
 TW_API tw_status tw_args_init(tw_args* args, size_t size);

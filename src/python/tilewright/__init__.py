@@ -52,10 +52,7 @@ def version():
 
 # Arrays that `attention` takes by name beside q, k, v and out, with their shapes in its documentation.
 _OPTIONAL = (
-    "cu_seqlens_q",
-    "cu_seqlens_kv",
-    "seqused_kv",
-    "page_table",
+    *_call.LENGTHS,
     "alibi_slopes",
     "sinks",
     "block_mask",
@@ -124,8 +121,11 @@ def attention(
     causal, align, window=(left, right), scale, softcap, softcap_before_bias, dropout, dropout_seed, dropout_offset,
     max_seqlen_q, max_seqlen_kv, lse_base, empty_lse, allow_tf32, batch_invariant, exact
              as in AttentionSpec and AttentionArgs (tilewright/attention.h)
-    cu_seqlens_q, cu_seqlens_kv [batch + 1], seqused_kv [batch], page_table [batch, pages]
+    cu_seqlens_q, cu_seqlens_kv [batch + 1], seqused_q, seqused_kv [batch], page_table [batch, pages]
              int32: lengths of packed sequences and pages. Packed arrays want max_seqlen_q and max_seqlen_kv
+    left_padding, cache_batch_idx [batch]
+             int32: keys of each sequence before its first valid one; its slot in k and v (or in page_table), of
+             which there may be more or fewer than sequences
     alibi_slopes [heads] or [batch, heads], sinks [heads], block_mask [batch, heads, query blocks, key blocks] with
     block_mask_size=(queries, keys), q_scale, k_scale, v_scale
              fp32, but for the bool block_mask

@@ -148,6 +148,8 @@ class Spec(ctypes.Structure):
         ("score_gradient_snippet_file", c_char_p),
         ("mask_tile_snippet", c_char_p),
         ("mask_tile_snippet_file", c_char_p),
+        ("left_padding", c_int32),
+        ("cache_batch_idx", c_int32),
     ]
 
 
@@ -214,6 +216,9 @@ class Args(ctypes.Structure):
         ("d_bias", BiasGradient * 4),
         ("d_sinks", c_void_p),
         ("d_snippet_arrays", c_void_p * 8),
+        ("seqused_q", c_void_p),
+        ("left_padding", c_void_p),
+        ("cache_batch_idx", c_void_p),
     ]
 
 

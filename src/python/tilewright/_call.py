@@ -10,6 +10,16 @@ from ._runtime import default_runtime
 
 _ORDERS = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}
 _LAYOUTS = {"bshd": _c.BSHD, "bhsd": _c.BHSD, "sbhd": _c.SBHD}
+# Arrays of int32 that say where each sequence is and how long.
+LENGTHS = (
+    "cu_seqlens_q",
+    "cu_seqlens_kv",
+    "seqused_q",
+    "seqused_kv",
+    "page_table",
+    "left_padding",
+    "cache_batch_idx",
+)
 MAX_CALLS = 2048  # combinations of shapes, strides and options that are remembered
 
 
@@ -205,9 +215,20 @@ class Call:
             args.seqlen_kv = options.max_seqlen_kv or pages.shape[1] * k_shape[1]
         elif cu_kv:
             args.total_kv = k_shape[1]
-        elif k_shape[0] != args.batch:
+        elif k_shape[0] != args.batch and arrays.get("cache_batch_idx") is None:
             raise _c.InvalidArgumentError(f"k has {k_shape[0]} sequences: must have {args.batch}")
-        spec.varlen = bool(cu_q or cu_kv or arrays.get("seqused_kv"))
+        spec.left_padding = arrays.get("left_padding") is not None
+        spec.cache_batch_idx = arrays.get("cache_batch_idx") is not None
+        spec.varlen = any(
+            arrays.get(name) is not None
+            for name in (
+                "cu_seqlens_q",
+                "cu_seqlens_kv",
+                "seqused_q",
+                "seqused_kv",
+                "left_padding",
+            )
+        )
         spec.heads_q, spec.heads_kv = q_shape[2], k_shape[2]
         spec.dim_qk, spec.dim_v = q_shape[3], v_shape[3]
         spec.seqlen_q = typical(args.seqlen_q, options.exact)
@@ -309,7 +330,7 @@ class Call:
         if arrays.get("sinks") is not None:
             _need("sinks", arrays["sinks"], _c.FP32)
             spec.sinks = 1
-        for name in ("cu_seqlens_q", "cu_seqlens_kv", "seqused_kv", "page_table"):
+        for name in LENGTHS:
             if arrays.get(name) is not None:
                 _need(name, arrays[name], _c.INT32)
         if arrays.get("page_table") is not None:
@@ -405,9 +426,10 @@ def _word(field):
 _WORDS = {
     name: _word(name)
     for name in (
-        "q k v o lse cu_seqlens_q cu_seqlens_kv seqused_kv page_table alibi_slopes sinks block_mask q_scale k_scale"
-        " v_scale d_q d_k d_v d_o d_alibi_slopes d_sinks"
-    ).split()
+        *LENGTHS,
+        *"q k v o lse alibi_slopes sinks block_mask q_scale k_scale v_scale".split(),
+        *"d_q d_k d_v d_o d_alibi_slopes d_sinks".split(),
+    )
 }
 _WORDS["dropout_seed"] = _word("dropout_seed_ptr")
 _WORDS["dropout_offset"] = _word("dropout_offset_ptr")

@@ -17,10 +17,7 @@ from ._call import Options
 _OPTIONAL = (
     "alibi_slopes",
     "sinks",
-    "cu_seqlens_q",
-    "cu_seqlens_kv",
-    "seqused_kv",
-    "page_table",
+    *_call.LENGTHS,
     "block_mask",
     "q_scale",
     "k_scale",
