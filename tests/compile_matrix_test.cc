@@ -23,9 +23,12 @@
 #include "arch/board_profile.h"
 #include "base/status_macros.h"
 #include "compile/nvrtc_compiler.h"
+#include "emit/emit_cache_append.h"
 #include "emit/emit_kernel.h"
 #include "emit/template_bundle.h"
+#include "plan/cache_append_planner.h"
 #include "plan/planner.h"
+#include "spec/cache_append.h"
 #include "spec/canonical.h"
 
 namespace tilewright {
@@ -299,6 +302,28 @@ absl::StatusOr<Compiled> CompileCase(const Case& c) {
   return CompileSpec(spec::Canonicalise(spec), c.target, c.family);
 }
 
+// Of cache_append: each has a kind of rotary embedding, of scales and of chunks that others lack.
+std::vector<CacheAppendSpec> AppendSpecs() {
+  return {{.heads_q = 32, .heads_kv = 8, .page_size = 16, .rotary = Rotary::kHalfSplit},
+          {.type = ElementType::kFp16,
+           .cache_type = ElementType::kInt8,
+           .cache_scale = ScaleKind::kPerToken,
+           .heads_q = 8,
+           .heads_kv = 8,
+           .dim_qk = 80,
+           .dim_v = 80,
+           .rotary = Rotary::kInterleaved,
+           .rotary_table = ElementType::kFp16},
+          {.type = ElementType::kFp32,
+           .cache_type = ElementType::kFp8E4m3,
+           .cache_scale = ScaleKind::kPerHead,
+           .heads_kv = 1,
+           .dim_qk = 576,
+           .dim_v = 0,
+           .rotary = Rotary::kInterleaved,
+           .rotary_begin = 512}};
+}
+
 // NVRTC compiles in parallel.
 std::vector<absl::StatusOr<Compiled>> CompileAll(const std::vector<Case>& cases) {
   constexpr int kThreads = 2;
@@ -312,6 +337,25 @@ std::vector<absl::StatusOr<Compiled>> CompileAll(const std::vector<Case>& cases)
   }
   for (std::thread& thread : threads) thread.join();
   return results;
+}
+
+TEST(CompileMatrixTest, CacheAppendNeitherSpillsNorWarns) {
+  for (const CacheAppendSpec& given : AppendSpecs()) {
+    const CacheAppendSpec spec = spec::Canonicalise(given);
+    for (const std::string_view target : kMainTargets) {
+      SCOPED_TRACE(absl::StrCat(spec::ToText(spec), " for ", std::string(target)));
+      const auto plan = plan::PlanCacheAppend(spec, std::string(target));
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      const auto binary =
+          Compiler().Compile({.source = emit::EmitCacheAppend(spec, *plan),
+                              .bundle = emit::EmbeddedTemplates().files,
+                              .target = plan->target,
+                              .options = compile::CompileOptions(plan->target, false)});
+      ASSERT_TRUE(binary.ok()) << binary.status();
+      EXPECT_EQ(binary->usage.spill_store_bytes + binary->usage.spill_load_bytes, 0);
+      EXPECT_THAT(binary->log, Not(HasSubstr("warning")));
+    }
+  }
 }
 
 struct Budget {

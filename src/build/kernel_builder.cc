@@ -192,10 +192,16 @@ LabelledHash KernelBuilder::Key(const artifact::KernelSource& source,
 
 absl::StatusOr<KernelRequest> KernelBuilder::MakeRequest(const AttentionSpec& spec,
                                                          const plan::KernelPlan& plan) const {
+  TILEWRIGHT_ASSIGN_OR_RETURN(artifact::KernelSource source, emit::EmitKernel(spec, plan));
+  return MakeRequest(spec::ToText(spec), plan, std::move(source));
+}
+
+KernelRequest KernelBuilder::MakeRequest(std::string spec_text, const plan::KernelPlan& plan,
+                                         artifact::KernelSource source) const {
   KernelRequest request;
-  request.spec_text = spec::ToText(spec);
+  request.spec_text = std::move(spec_text);
   request.plan = plan;
-  TILEWRIGHT_ASSIGN_OR_RETURN(request.source, emit::EmitKernel(spec, plan));
+  request.source = std::move(source);
   request.options = compile::CompileOptions(plan.target, impl_->options.lineinfo);
   request.manifest = Key(request.source, plan);
   request.key = request.manifest.digest();

@@ -102,6 +102,10 @@ class KernelBuilder {
   absl::StatusOr<KernelRequest> MakeRequest(const AttentionSpec& spec,
                                             const plan::KernelPlan& plan) const;
 
+  // The same for a source that is not of an attention; `spec_text` is what people call it.
+  KernelRequest MakeRequest(std::string spec_text, const plan::KernelPlan& plan,
+                            artifact::KernelSource source) const;
+
   // The same for each kernel of the plan, in order of launch.
   absl::StatusOr<std::vector<KernelRequest>> MakeRequests(const AttentionSpec& spec,
                                                           const plan::KernelPlan& plan) const;

@@ -530,4 +530,88 @@ absl::StatusOr<MergeArgs> FromC(const tw_merge_args* args) {
                    .lse_out_stride_head = c.lse_out_stride_head};
 }
 
+tw_append_spec DefaultAppendSpec() {
+  const CacheAppendSpec defaults;
+  tw_append_spec c = {};
+  c.size = sizeof(c);
+  c.type = static_cast<int32_t>(defaults.type);
+  c.cache_type = TW_SAME_TYPE;
+  c.heads_q = defaults.heads_q;
+  c.heads_kv = defaults.heads_kv;
+  c.dim_qk = defaults.dim_qk;
+  c.dim_v = defaults.dim_v;
+  c.rotary_base = defaults.rotary_base;
+  c.rotary_table = TW_SAME_TYPE;
+  return c;
+}
+
+tw_append_args DefaultAppendArgs() {
+  tw_append_args c = {};
+  c.size = sizeof(c);
+  for (tw_tensor* tensor : {&c.q, &c.q_out, &c.k, &c.v, &c.k_cache, &c.v_cache}) {
+    tensor->strides.dim = 1;
+  }
+  return c;
+}
+
+absl::StatusOr<CacheAppendSpec> FromC(const tw_append_spec* spec) {
+  tw_append_spec c;
+  TILEWRIGHT_RETURN_IF_ERROR(ReadStruct("tw_append_spec", spec, DefaultAppendSpec(), &c));
+  TILEWRIGHT_RETURN_IF_ERROR(CheckEnum("type", c.type, TW_INT32));
+  CacheAppendSpec out;
+  out.type = static_cast<ElementType>(c.type);
+  if (c.cache_type != TW_SAME_TYPE) {
+    TILEWRIGHT_RETURN_IF_ERROR(CheckEnum("cache_type", c.cache_type, TW_INT32));
+    out.cache_type = static_cast<ElementType>(c.cache_type);
+  }
+  if (c.rotary_table != TW_SAME_TYPE) {
+    TILEWRIGHT_RETURN_IF_ERROR(CheckEnum("rotary_table", c.rotary_table, TW_INT32));
+    out.rotary_table = static_cast<ElementType>(c.rotary_table);
+  }
+  out.cache_scale = static_cast<ScaleKind>(c.cache_scale);
+  out.rotary = static_cast<Rotary>(c.rotary);
+  out.heads_q = c.heads_q;
+  out.heads_kv = c.heads_kv;
+  out.dim_qk = c.dim_qk;
+  out.dim_v = c.dim_v;
+  out.page_size = c.page_size;
+  out.rotary_begin = c.rotary_begin;
+  out.rotary_dim = c.rotary_dim;
+  out.rotary_base = c.rotary_base;
+  return out;
+}
+
+absl::StatusOr<CacheAppendArgs> FromC(const tw_append_args* args) {
+  tw_append_args c;
+  TILEWRIGHT_RETURN_IF_ERROR(ReadStruct("tw_append_args", args, DefaultAppendArgs(), &c));
+  CacheAppendArgs out;
+  out.batch = c.batch;
+  out.seqlen = c.seqlen;
+  out.total = c.total;
+  out.q = FromC(c.q);
+  out.q_out = {c.q_out.data, FromC(c.q_out.strides)};
+  out.k = FromC(c.k);
+  out.v = FromC(c.v);
+  out.cu_seqlens = c.cu_seqlens;
+  out.seqused = c.seqused;
+  out.positions = c.positions;
+  out.k_cache = {c.k_cache.data, FromC(c.k_cache.strides)};
+  out.v_cache = {c.v_cache.data, FromC(c.v_cache.strides)};
+  out.capacity = c.capacity;
+  out.page_table = c.page_table;
+  out.page_table_stride = c.page_table_stride;
+  out.cache_batch_idx = c.cache_batch_idx;
+  out.k_scale = c.k_scale;
+  out.v_scale = c.v_scale;
+  std::copy_n(c.k_scale_strides, 3, out.k_scale_strides.begin());
+  std::copy_n(c.v_scale_strides, 3, out.v_scale_strides.begin());
+  out.seqused_kv = c.seqused_kv;
+  out.new_seqused_kv = c.new_seqused_kv;
+  out.ticket = c.ticket;
+  out.cos = c.cos;
+  out.sin = c.sin;
+  out.rotary_stride = c.rotary_stride;
+  return out;
+}
+
 }  // namespace tilewright::capi

@@ -19,6 +19,8 @@ tw_args DefaultArgs();
 tw_tune_options DefaultTuneOptions();
 tw_merge_spec DefaultMergeSpec();
 tw_merge_args DefaultMergeArgs();
+tw_append_spec DefaultAppendSpec();
+tw_append_args DefaultAppendArgs();
 
 // The pointers of the result are into `options`.
 tw_options ToC(const RuntimeOptions& options);
@@ -32,6 +34,8 @@ absl::StatusOr<AttentionSpec> FromC(const tw_spec* spec);
 absl::Status FromC(const tw_args* args, AttentionArgs* out);
 absl::StatusOr<MergeSpec> FromC(const tw_merge_spec* spec);
 absl::StatusOr<MergeArgs> FromC(const tw_merge_args* args);
+absl::StatusOr<CacheAppendSpec> FromC(const tw_append_spec* spec);
+absl::StatusOr<CacheAppendArgs> FromC(const tw_append_args* args);
 
 }  // namespace tilewright::capi
 

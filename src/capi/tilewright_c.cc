@@ -124,11 +124,15 @@ absl::Status TuneInto(tw_runtime* runtime, const AttentionSpec& spec,
 
 using tilewright::AttentionArgs;
 using tilewright::AttentionSpec;
+using tilewright::CacheAppendArgs;
+using tilewright::CacheAppendSpec;
 using tilewright::MergeArgs;
 using tilewright::MergeSpec;
 using tilewright::PreparedAttention;
 using tilewright::RuntimeOptions;
 using tilewright::Stream;
+using tilewright::capi::DefaultAppendArgs;
+using tilewright::capi::DefaultAppendSpec;
 using tilewright::capi::DefaultMergeArgs;
 using tilewright::capi::DefaultMergeSpec;
 using tilewright::capi::FromC;
@@ -402,6 +406,38 @@ TW_API tw_status tw_merge(const tw_runtime* runtime, const tw_attention* merge,
     if (merge == nullptr) return NullError("merge");
     TILEWRIGHT_ASSIGN_OR_RETURN(const MergeArgs converted, FromC(args));
     return runtime->runtime->Merge(merge->prepared, converted, static_cast<Stream>(stream));
+  });
+}
+
+TW_API tw_status tw_append_spec_init(tw_append_spec* spec, size_t size) {
+  return Guarded([&] { return WriteStruct("tw_append_spec", spec, size, DefaultAppendSpec()); });
+}
+
+TW_API tw_status tw_append_args_init(tw_append_args* args, size_t size) {
+  return Guarded([&] { return WriteStruct("tw_append_args", args, size, DefaultAppendArgs()); });
+}
+
+TW_API tw_status tw_prepare_append(tw_runtime* runtime, const tw_append_spec* spec, void* stream,
+                                   tw_attention** append) {
+  return Guarded([&]() -> absl::Status {
+    if (runtime == nullptr) return NullError("runtime");
+    if (append == nullptr) return NullError("append");
+    TILEWRIGHT_ASSIGN_OR_RETURN(const CacheAppendSpec converted, FromC(spec));
+    TILEWRIGHT_ASSIGN_OR_RETURN(
+        PreparedAttention prepared,
+        runtime->runtime->PrepareAppend(converted, static_cast<Stream>(stream)));
+    *append = new tw_attention(std::move(prepared));
+    return absl::OkStatus();
+  });
+}
+
+TW_API tw_status tw_append(const tw_runtime* runtime, const tw_attention* append,
+                           const tw_append_args* args, void* stream) {
+  return Guarded([&]() -> absl::Status {
+    if (runtime == nullptr) return NullError("runtime");
+    if (append == nullptr) return NullError("append");
+    TILEWRIGHT_ASSIGN_OR_RETURN(const CacheAppendArgs converted, FromC(args));
+    return runtime->runtime->Append(append->prepared, converted, static_cast<Stream>(stream));
   });
 }
 

@@ -99,6 +99,7 @@ AttentionSpec SpecOfKernel(const AttentionSpec& spec, const plan::KernelPlan& ke
     case plan::Family::kFwdSm90:
     case plan::Family::kFwdSm80:
     case plan::Family::kFwdSimple:
+    case plan::Family::kCacheAppend:
       return spec;
     case plan::Family::kCombine:
       if (!kernel.split) return spec;

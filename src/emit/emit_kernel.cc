@@ -113,6 +113,8 @@ std::string PlanName(const KernelPlan& plan) {
     case Family::kBwdSm80:
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "k",
                           plan.key_warps, "q", plan.dq_row_warps, "s", plan.stages);
+    case Family::kCacheAppend:
+      break;
   }
   return "";
 }
@@ -449,6 +451,7 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
     case Family::kCombine:
     case Family::kBwdPrep:
     case Family::kBwdFinish:
+    case Family::kCacheAppend:
       break;
   }
 }
@@ -533,6 +536,8 @@ FamilyText TextOf(Family family) {
       return {.header = "family/attn_bwd_finish.cuh", .scope = "bwd_finish"};
     case Family::kCombine:
       return {.header = "family/attn_combine.cuh", .scope = "combine"};
+    case Family::kCacheAppend:
+      break;  // EmitCacheAppend
   }
   return {};
 }

@@ -14,10 +14,11 @@
 namespace tilewright::plan {
 namespace {
 
-constexpr Family kAllFamilies[] = {Family::kDecode,  Family::kDecodeWide, Family::kFwdSm90,
-                                   Family::kFwdSm80, Family::kFwdSimple,  Family::kCombine,
-                                   Family::kBwdSm90, Family::kBwdSm80,    Family::kBwdSimple,
-                                   Family::kBwdPrep, Family::kBwdFinish,  Family::kBwdTerms};
+constexpr Family kAllFamilies[] = {Family::kDecode,     Family::kDecodeWide, Family::kFwdSm90,
+                                   Family::kFwdSm80,    Family::kFwdSimple,  Family::kCombine,
+                                   Family::kBwdSm90,    Family::kBwdSm80,    Family::kBwdSimple,
+                                   Family::kBwdPrep,    Family::kBwdFinish,  Family::kBwdTerms,
+                                   Family::kCacheAppend};
 
 // A word of the text form: its prefix and the field behind it, read as a number.
 struct Word {
@@ -112,6 +113,8 @@ std::string_view FamilyName(Family family) {
       return "attn_bwd_finish";
     case Family::kBwdTerms:
       return "attn_bwd_terms";
+    case Family::kCacheAppend:
+      return "cache_append";
   }
   return "unknown";
 }

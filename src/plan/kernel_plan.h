@@ -26,7 +26,8 @@ enum class Family {
   kBwdSimple,
   kBwdPrep,
   kBwdFinish,
-  kBwdTerms,  // attn_bwd_simple for the gradients of biases, slopes and sinks alone
+  kBwdTerms,     // attn_bwd_simple for the gradients of biases, slopes and sinks alone
+  kCacheAppend,  // no attention: plan/cache_append_planner.h
 };
 
 // Families that only work for the kernel that a plan is about, before or after it.

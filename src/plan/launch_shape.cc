@@ -198,6 +198,8 @@ LaunchShape ComputeLaunchShape(const KernelPlan& kernel, const AttentionSpec& sp
       if (call.parts > 1) shape.grid = static_cast<uint32_t>(RowTiles(kernel, spec, args));
       shape.overlaps = true;
       break;
+    case Family::kCacheAppend:
+      break;  // CacheAppendLaunch
   }
   return shape;
 }

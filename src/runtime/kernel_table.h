@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <shared_mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -14,22 +15,33 @@
 #include "build/kernel_builder.h"
 #include "device/device.h"
 #include "device/module.h"
+#include "spec/cache_append.h"
 #include "spec/canonical.h"
 #include "tilewright/attention.h"
 #include "tilewright/runtime.h"
 
 namespace tilewright {
 
+// What a handle is for: the three that a Runtime prepares.
+enum class Purpose { kAttend, kMerge, kAppend };
+
 // A canonical spec in a context.
 struct SpecKey {
   uint64_t context_id = 0;
-  AttentionSpec spec;
-  bool merge = false;  // of its parts (PrepareMerge), not the attention itself
+  AttentionSpec spec = {};  // kMerge: whose parts are merged; kAppend: nothing
+  Purpose purpose = Purpose::kAttend;
+  CacheAppendSpec append = {};  // kAppend
   bool operator==(const SpecKey&) const = default;
+
+  std::string ToText() const {
+    return purpose == Purpose::kAppend ? spec::ToText(append) : spec::ToText(spec);
+  }
 
   template <typename H>
   friend H AbslHashValue(H h, const SpecKey& key) {
-    return H::combine(std::move(h), key.context_id, spec::SpecHash{}(key.spec), key.merge);
+    return H::combine(
+        std::move(h), key.context_id, key.purpose,
+        key.purpose == Purpose::kAppend ? spec::HashOf(key.append) : spec::SpecHash{}(key.spec));
   }
 };
 

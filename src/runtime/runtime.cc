@@ -24,14 +24,18 @@
 #include "cache/open_store.h"
 #include "compile/nvrtc_compiler.h"
 #include "emit/code_spec.h"
+#include "emit/emit_cache_append.h"
 #include "emit/template_bundle.h"
+#include "plan/cache_append_planner.h"
 #include "plan/launch_shape.h"
+#include "runtime/cache_append.h"
 #include "runtime/kernel_table.h"
 #include "runtime/merge.h"
 #include "runtime/pack_args.h"
 #include "runtime/pack_sm90.h"
 #include "runtime/runtime_impl.h"
 #include "runtime/tuning.h"
+#include "spec/cache_append.h"
 #include "spec/canonical.h"
 #include "spec/validate.h"
 
@@ -206,8 +210,8 @@ struct Runtime::Impl {
         table(parts.limits) {}
 
   absl::StatusOr<device::DeviceManager*> Devices();
-  // `spec` is canonical and valid.
-  StateOr Prepare(AttentionSpec spec, bool merge, Stream stream);
+  // `key` has a canonical, valid spec, and no context.
+  StateOr Prepare(SpecKey key, Stream stream);
   absl::Status RefuseCapture(const device::DeviceManager& devices, Stream stream);
   StateOr PrepareOn(const device::DeviceManager::Current& where, const SpecKey& key,
                     bool deliberate);
@@ -388,11 +392,11 @@ absl::Status Runtime::Impl::RefuseCapture(const device::DeviceManager& manager, 
       "the capture; call Prepare or Warmup before the capture begins");
 }
 
-StateOr Runtime::Impl::Prepare(AttentionSpec spec, bool merge, Stream stream) {
+StateOr Runtime::Impl::Prepare(SpecKey key, Stream stream) {
   TILEWRIGHT_ASSIGN_OR_RETURN(device::DeviceManager* const manager, Devices());
   TILEWRIGHT_ASSIGN_OR_RETURN(const device::DeviceManager::Current where,
                               manager->CurrentOrPrimary(options.device_ordinal));
-  const SpecKey key = {where.context_id, std::move(spec), merge};
+  key.context_id = where.context_id;
   if (auto state = table.Find(key)) {
     memory_hits.fetch_add(1, std::memory_order_relaxed);
     return state;
@@ -412,7 +416,7 @@ StateOr Runtime::Impl::PrepareOn(const device::DeviceManager::Current& where, co
     return MakeState(where, key, deliberate);
   });
   if (!state.ok()) {
-    return Annotate(state.status(), absl::StrCat("while preparing ", spec::ToText(key.spec)));
+    return Annotate(state.status(), absl::StrCat("while preparing ", key.ToText()));
   }
   return state;
 }
@@ -510,8 +514,9 @@ absl::StatusOr<Runtime::Impl::Assembled> Runtime::Impl::Assemble(
     const device::DeviceManager::Current& where, const SpecKey& key, plan::Decision decision) {
   auto state = std::make_shared<PreparedAttention::State>();
   state->spec = key.spec;
-  state->merge = key.merge;
-  state->spec_text = spec::ToText(key.spec);
+  state->purpose = key.purpose;
+  state->append = key.append;
+  state->spec_text = key.ToText();
   state->device_name = where.device->board.name;
   state->pid = pid;
   {
@@ -604,8 +609,14 @@ StateOr Runtime::Impl::MakeState(const device::DeviceManager::Current& where, co
   Tuning::Job job;
   Tuning::Measure measure = Tuning::Measure::kNo;
   bool starts = false;
-  if (key.merge) {
+  if (key.purpose == Purpose::kMerge) {
     decision = PlanMerge(key.spec, std::string(where.device->traits.target));
+  } else if (key.purpose == Purpose::kAppend) {
+    TILEWRIGHT_ASSIGN_OR_RETURN(
+        decision.plan, plan::PlanCacheAppend(key.append, std::string(where.device->traits.target)));
+    decision.candidates = {decision.plan};
+    decision.why =
+        absl::StrCat("cache_append: a block writes all rows of ", decision.plan.block_m, " tokens");
   } else if (key.spec.heads_q > 0) {
     TILEWRIGHT_ASSIGN_OR_RETURN(decision, Decide(where, key.spec));
     job = JobFor(where, key, decision);
@@ -653,16 +664,27 @@ StateOr Runtime::Impl::MakeState(const device::DeviceManager::Current& where, co
 
 absl::StatusOr<std::vector<TableKernel>> Runtime::Impl::MakeKernels(
     const device::DeviceManager::Current& where, PreparedAttention::State* state) {
-  TILEWRIGHT_ASSIGN_OR_RETURN(const std::vector<build::KernelRequest> requests,
-                              builder->MakeRequests(state->spec, state->decision.plan));
+  std::vector<build::KernelRequest> requests;
+  if (state->purpose == Purpose::kAppend) {
+    const plan::KernelPlan& plan = state->decision.plan;
+    requests.push_back(
+        builder->MakeRequest(state->spec_text, plan, emit::EmitCacheAppend(state->append, plan)));
+    state->frequencies = RotaryFrequencies(state->append);
+  } else {
+    TILEWRIGHT_ASSIGN_OR_RETURN(requests, builder->MakeRequests(state->spec, state->decision.plan));
+  }
   std::vector<TableKernel> kernels(requests.size());
   for (size_t n = 0; n < requests.size(); ++n) {
     const build::KernelRequest& request = requests[n];
     kernels[n].key = {where.context_id, request.key, request.plan.smem_bytes};
     PreparedKernel kernel;
     kernel.plan = request.plan;
-    kernel.spec = emit::SpecOfKernel(state->spec, request.plan);
-    kernel.layout = emit::MakeParamLayout(kernel.spec, request.plan);
+    if (state->purpose == Purpose::kAppend) {
+      kernel.layout.size = emit::CacheAppendParamBytes(state->append);
+    } else {
+      kernel.spec = emit::SpecOfKernel(state->spec, request.plan);
+      kernel.layout = emit::MakeParamLayout(kernel.spec, request.plan);
+    }
     if (kernel.layout.size > kMaxParamBytes) {
       return absl::ResourceExhaustedError(absl::StrCat("the parameters take ", kernel.layout.size,
                                                        " bytes, a kernel may have ",
@@ -764,7 +786,7 @@ absl::StatusOr<PreparedAttention> Runtime::Prepare(const AttentionSpec& spec, St
   impl_->prepares.fetch_add(1, std::memory_order_relaxed);
   TILEWRIGHT_RETURN_IF_ERROR(spec::Validate(spec));
   TILEWRIGHT_ASSIGN_OR_RETURN(auto state,
-                              impl_->Prepare(spec::Canonicalise(spec), /*merge=*/false, stream));
+                              impl_->Prepare({.spec = spec::Canonicalise(spec)}, stream));
   return PreparedAttention(std::move(state));
 }
 
@@ -772,8 +794,20 @@ absl::StatusOr<PreparedAttention> Runtime::PrepareMerge(const MergeSpec& spec, S
   if (getpid() != impl_->pid) return ForkedError(impl_->pid);
   impl_->prepares.fetch_add(1, std::memory_order_relaxed);
   TILEWRIGHT_ASSIGN_OR_RETURN(AttentionSpec attention, AttentionOfMerge(spec));
-  TILEWRIGHT_ASSIGN_OR_RETURN(auto state,
-                              impl_->Prepare(std::move(attention), /*merge=*/true, stream));
+  TILEWRIGHT_ASSIGN_OR_RETURN(
+      auto state,
+      impl_->Prepare({.spec = std::move(attention), .purpose = Purpose::kMerge}, stream));
+  return PreparedAttention(std::move(state));
+}
+
+absl::StatusOr<PreparedAttention> Runtime::PrepareAppend(const CacheAppendSpec& spec,
+                                                         Stream stream) {
+  if (getpid() != impl_->pid) return ForkedError(impl_->pid);
+  impl_->prepares.fetch_add(1, std::memory_order_relaxed);
+  TILEWRIGHT_RETURN_IF_ERROR(spec::Validate(spec));
+  TILEWRIGHT_ASSIGN_OR_RETURN(
+      auto state,
+      impl_->Prepare({.purpose = Purpose::kAppend, .append = spec::Canonicalise(spec)}, stream));
   return PreparedAttention(std::move(state));
 }
 
@@ -855,15 +889,18 @@ absl::Status Runtime::Run(const PreparedAttention& attention, const AttentionArg
   }
   if (getpid() != attention.state()->pid) return ForkedError(attention.state()->pid);
   const PreparedAttention::State& state = attention.state()->ForRun(stream);
-  if (state.merge) {
-    return absl::InvalidArgumentError("attention comes from PrepareMerge: must come from Prepare");
+  if (state.purpose != Purpose::kAttend) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("attention comes from ",
+                     state.purpose == Purpose::kMerge ? "PrepareMerge" : "PrepareAppend",
+                     ": must come from Prepare"));
   }
   return RunState(state, args, stream);
 }
 
 absl::Status Runtime::Merge(const PreparedAttention& merge, const MergeArgs& args,
                             Stream stream) const {
-  if (!merge.valid() || !merge.state()->merge) {
+  if (!merge.valid() || merge.state()->purpose != Purpose::kMerge) {
     return absl::InvalidArgumentError("merge: must come from PrepareMerge");
   }
   const PreparedAttention::State& state = *merge.state();
@@ -879,6 +916,23 @@ absl::Status Runtime::Merge(const PreparedAttention& merge, const MergeArgs& arg
   if (shape.grid == 0) return absl::OkStatus();
   alignas(16) std::byte params[kMaxParamBytes];
   PackMergeArgs(kernel.spec, kernel.layout, args, params);
+  return kernel.resident->loaded->Launch(
+      {shape.grid, shape.block, shape.smem_bytes, shape.overlaps}, params, stream);
+}
+
+absl::Status Runtime::Append(const PreparedAttention& append, const CacheAppendArgs& args,
+                             Stream stream) const {
+  if (!append.valid() || append.state()->purpose != Purpose::kAppend) {
+    return absl::InvalidArgumentError("append: must come from PrepareAppend");
+  }
+  const PreparedAttention::State& state = *append.state();
+  if (getpid() != state.pid) return ForkedError(state.pid);
+  TILEWRIGHT_RETURN_IF_ERROR(spec::ValidateArgs(state.append, args));
+  const PreparedKernel& kernel = state.kernels[0];
+  const plan::LaunchShape shape = plan::CacheAppendLaunch(kernel.plan, args);
+  if (shape.grid == 0) return absl::OkStatus();
+  alignas(16) std::byte params[kMaxParamBytes];
+  PackAppendArgs(state.append, state.frequencies, args, params);
   return kernel.resident->loaded->Launch(
       {shape.grid, shape.block, shape.smem_bytes, shape.overlaps}, params, stream);
 }

@@ -39,7 +39,9 @@ struct PreparedAttention::State {
 
   AttentionSpec spec;  // canonical
   std::string spec_text;
-  bool merge = false;  // of PrepareMerge: Run takes none of these, Merge only these
+  Purpose purpose = Purpose::kAttend;  // each launch takes its own only
+  CacheAppendSpec append;              // kAppend
+  std::vector<uint64_t> frequencies;   // kAppend: RotaryFrequencies
   plan::Decision decision;
   std::vector<PreparedKernel> kernels;  // in order of launch; none: the spec has no heads
   std::string device_name;

@@ -109,7 +109,9 @@ class ReadmeTest(installed_tree.InstalledTreeTest):
         binary = self.configure("cpp")
         run(["cmake", "--build", binary, "--target", "decode"])
         output = self.run_application(binary / "decode")
-        self.assertRegex(output, r"launch attn_decode\w* \d+ \d+\n")
+        self.assertRegex(
+            output, r"launch cache_append\w* \d+ \d+\nlaunch attn_decode\w* \d+ \d+\n"
+        )
         self.assertIn("largest difference", output)
 
     def test_the_mask(self):

@@ -12,7 +12,10 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "emit/emit_cache_append.h"
 #include "emit/emit_kernel.h"
+#include "plan/cache_append_planner.h"
+#include "spec/cache_append.h"
 #include "spec/canonical.h"
 
 namespace tilewright::emit {
@@ -58,6 +61,9 @@ constexpr Golden kGoldens[] = {
     {.file = "sm80_negative_scale_varlen",
      .spec = "fwd fp16 b=4 h=8/2 s=512 d=72 scale=-0.5 varlen lse",
      .plan = "attn_fwd_sm80 sm_80 m64n64 w4 r16 s1 smem=31744"},
+    {.file = "sm80_left_padding_slots",
+     .spec = "fwd bf16 b=4 h=8/2 s=64/512 d=64 causal varlen paged=64 left_padding cache_batch_idx",
+     .plan = "attn_fwd_sm80 sm_80 m64n64 w4 r16 s1 smem=27648"},
     {.file = "sm90_causal_lse_bf16_d128",
      .spec = "fwd bf16 b=2 h=16/4 s=4096 d=128 causal lse",
      .plan = "attn_fwd_sm90 sm_90a m128n128 w12 r16 s2 c2 x1 g132 opt own_o smem=197632"},
@@ -141,10 +147,10 @@ std::filesystem::path Directory() {
 
 class GoldenTest : public testing::TestWithParam<Golden> {};
 
-TEST_P(GoldenTest, EmittedTextIsTheFiles) {
-  const std::filesystem::path path =
-      Directory() / absl::StrCat(std::string(GetParam().file), ".cu");
-  const std::string emitted = EmitGolden(GetParam());
+constexpr char kAppendGolden[] = "cache_append_paged_e4m3_token";
+
+void CheckFile(std::string_view name, const std::string& emitted) {
+  const std::filesystem::path path = Directory() / absl::StrCat(std::string(name), ".cu");
   if (g_update) {
     std::ofstream(path, std::ios::binary) << emitted;
     return;
@@ -155,11 +161,26 @@ TEST_P(GoldenTest, EmittedTextIsTheFiles) {
   EXPECT_EQ(emitted, expected) << "if the change is meant: golden_test --update";
 }
 
+TEST_P(GoldenTest, EmittedTextIsTheFiles) { CheckFile(GetParam().file, EmitGolden(GetParam())); }
+
 INSTANTIATE_TEST_SUITE_P(All, GoldenTest, testing::ValuesIn(kGoldens),
                          [](const auto& info) { return std::string(info.param.file); });
 
+// Of cache_append, whose spec has no words to read.
+TEST(GoldenAppendTest, EmittedTextIsTheFiles) {
+  const CacheAppendSpec spec = spec::Canonicalise({.cache_type = ElementType::kFp8E4m3,
+                                                   .cache_scale = ScaleKind::kPerToken,
+                                                   .heads_q = 32,
+                                                   .heads_kv = 8,
+                                                   .page_size = 16,
+                                                   .rotary = Rotary::kHalfSplit});
+  const auto plan = plan::PlanCacheAppend(spec, "sm_90a");
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  CheckFile(kAppendGolden, EmitCacheAppend(spec, *plan).text);
+}
+
 TEST(GoldenFilesTest, EveryFileHasItsSpec) {
-  std::set<std::string> known;
+  std::set<std::string> known = {absl::StrCat(kAppendGolden, ".cu")};
   for (const Golden& golden : kGoldens) known.insert(absl::StrCat(std::string(golden.file), ".cu"));
   for (const auto& entry : std::filesystem::directory_iterator(Directory())) {
     if (entry.path().extension() != ".cu") continue;

@@ -33,6 +33,8 @@ STRUCTS = {
     "tw_tune_options": _c.TuneOptions,
     "tw_merge_spec": _c.MergeSpec,
     "tw_merge_args": _c.MergeArgs,
+    "tw_append_spec": _c.AppendSpec,
+    "tw_append_args": _c.AppendArgs,
 }
 
 
@@ -167,6 +169,8 @@ class CppInterfaceTest(unittest.TestCase):
             ("options.h", "TuneProgress", "tw_tune_progress"),
             ("merge.h", "MergeSpec", "tw_merge_spec"),
             ("merge.h", "MergeArgs", "tw_merge_args"),
+            ("cache_append.h", "CacheAppendSpec", "tw_append_spec"),
+            ("cache_append.h", "CacheAppendArgs", "tw_append_args"),
         ):
             names = fields_in_cpp(header, cpp)
             self.assertGreater(len(names), 1)

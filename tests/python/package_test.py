@@ -163,6 +163,42 @@ class CallTest(unittest.TestCase):
         self.assertIsNot(call_of(tilewright.Options(causal=True), qkvo()), first)
 
 
+class CacheTest(unittest.TestCase):
+    def append(self, rows=(2, 1, 2, 16), cache=(9, 8, 2, 16), **more):
+        new, kept = FakeArray(rows, "bf16"), FakeArray(cache, more.pop("cache_kind", "bf16"))
+        tilewright.append(new, new, kept, kept, **more)
+
+    def test_append_launches_what_the_arrays_say(self):
+        ints = FakeArray((2,), "int32")
+        self.append(
+            page_table=FakeArray((2, 5), "int32"),
+            seqused_kv=ints,
+            new_seqused_kv=ints,
+            ticket=FakeArray((1,), "int32"),
+            q=FakeArray((2, 1, 4, 16), "bf16"),
+            rotary="half_split",
+        )
+        self.append(cache_kind="e4m3", k_scale=FakeArray((2,)), v_scale=FakeArray((2,)))
+        self.append((5, 2, 16), cu_seqlens=FakeArray((4,), "int32"))
+
+    def test_append_names_what_does_not_fit(self):
+        with self.assertRaisesRegex(tilewright.InvalidArgumentError, "rotary = 'both'"):
+            self.append(rotary="both")
+        with self.assertRaisesRegex(TypeError, "no argument pages"):
+            self.append(pages=1)
+        with self.assertRaisesRegex(tilewright.InvalidArgumentError, "heads_q = 4: must be 0"):
+            self.append(q=FakeArray((2, 1, 4, 16), "bf16"))
+        with self.assertRaisesRegex(tilewright.InvalidArgumentError, "seqused_kv has elements"):
+            self.append(seqused_kv=FakeArray((2,)))
+
+    def test_merge(self):
+        parts, lse = FakeArray((3, 2, 5, 4, 16)), FakeArray((3, 2, 4, 5))
+        out = FakeArray((2, 5, 4, 16), "bf16")
+        tilewright.merge(parts, lse, out, FakeArray((2, 4, 5)))
+        with self.assertRaisesRegex(tilewright.InvalidArgumentError, "lse_parts has shape"):
+            tilewright.merge(parts, FakeArray((3, 2, 5, 4)), out)
+
+
 class AttentionTest(unittest.TestCase):
     def test_launches_with_the_arrays_given(self):
         q, kv = FakeArray((2, 10, 4, 16)), FakeArray((2, 12, 2, 16))

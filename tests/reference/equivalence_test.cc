@@ -212,6 +212,61 @@ TEST(EquivalenceTest, SequsedKvEqualsShorterSequences) {
   ExpectSame(used.Run(), all.Run());
 }
 
+TEST(EquivalenceTest, SequsedQEqualsFewerRows) {
+  AttentionSpec spec = HeadsSpec();
+  spec.varlen = spec.causal = true;
+  HostCase used(spec, 16);
+  used.seqused_q = {3, 100};
+  used.args.seqused_q = used.seqused_q.data();
+  const ForwardResult result = used.Run();
+  AttentionSpec one = HeadsSpec();
+  one.causal = true;
+  HostCase few(one, 16), all(one, 16);
+  CopyQkv(used, few);
+  CopyQkv(used, all);
+  few.args.seqlen_q = 3;
+  const ForwardResult first = few.Run(), second = all.Run();
+  const size_t rows = static_cast<size_t>(spec.heads_q) * 3;  // of the first sequence
+  ASSERT_EQ(result.lse.size(), rows + second.lse.size() / 2);
+  for (size_t n = 0; n < result.lse.size(); ++n) {
+    EXPECT_EQ(result.lse[n],
+              n < rows ? first.lse[n] : second.lse[second.lse.size() / 2 + n - rows]);
+  }
+}
+
+TEST(EquivalenceTest, LeftPaddingIsAMaskOfTheFirstKeys) {
+  AttentionSpec spec = HeadsSpec();
+  spec.varlen = spec.left_padding = spec.causal = spec.alibi = true;
+  HostCase padded(spec, 16);
+  padded.left_padding = {4, 0};
+  padded.args.left_padding = padded.left_padding.data();
+  AttentionSpec masked = HeadsSpec();
+  masked.causal = masked.alibi = true;
+  masked.bias = {{.type = ElementType::kBool, .batch = 2, .seqlen_kv = spec.seqlen_kv}};
+  HostCase mask(masked, 16);
+  CopyQkv(padded, mask);
+  mask.slopes = padded.slopes;
+  mask.args.alibi_slopes = mask.slopes.data();
+  for (int64_t n = 0; n < 2 * spec.seqlen_kv; ++n) mask.bias[0].Set(n, n >= 4);
+  ExpectSame(padded.Run(), mask.Run());
+  ExpectSame(padded.RunBackward().dk, mask.RunBackward().dk);
+}
+
+TEST(EquivalenceTest, SlotsAreOtherBatchesOfKeys) {
+  AttentionSpec spec = HeadsSpec();
+  spec.cache_batch_idx = true;
+  HostCase slots(spec, 16);
+  slots.cache_batch_idx = {1, 1};
+  slots.args.cache_batch_idx = slots.cache_batch_idx.data();
+  HostCase expanded(HeadsSpec(), 16);
+  CopyQkv(slots, expanded);
+  for (Tensor* tensor : {&expanded.args.k, &expanded.args.v}) {
+    tensor->data = static_cast<const float*>(tensor->data) + tensor->strides.batch;
+    tensor->strides.batch = 0;
+  }
+  ExpectSame(slots.Run(), expanded.Run());
+}
+
 TEST(EquivalenceTest, CuSeqlensKvMayComeWithoutCuSeqlensQAndWithSequsedKv) {
   AttentionSpec spec = HeadsSpec();
   spec.varlen = true;

@@ -371,6 +371,40 @@ TEST_F(RuntimeTest, RunLaunchesOnTheStreamWithThePackedArguments) {
   EXPECT_EQ(core.seqlen_q, 100);
 }
 
+TEST_F(RuntimeTest, AppendIsOneLaunchOfItsOwnHandle) {
+  const auto runtime = Make();
+  const CacheAppendSpec spec = {.heads_kv = 2, .dim_qk = 64, .dim_v = 64};
+  const auto append = runtime->PrepareAppend(spec);
+  ASSERT_TRUE(append.ok()) << append.status();
+  EXPECT_EQ(append->spec_text(), "append bf16 h=0/2 d=64/64");
+  EXPECT_THAT(append->Explain(), HasSubstr("cache_append"));
+  const int64_t hits = runtime->counters().memory_hits;
+  ASSERT_TRUE(runtime->PrepareAppend(spec).ok());
+  EXPECT_EQ(runtime->counters().memory_hits, hits + 1);
+  EXPECT_THAT(Text(runtime->PrepareAppend({.dim_qk = 0}).status()), HasSubstr("dim_qk = 0"));
+
+  CacheAppendArgs args;
+  EXPECT_TRUE(runtime->Append(*append, args, nullptr).ok());
+  EXPECT_TRUE(driver_.launches().empty());
+  args.batch = 3;
+  args.seqlen = 100;
+  args.k = args.v = {FakePointer<void>(1), {12800, 128, 64}};
+  args.k_cache = args.v_cache = {FakePointer<void>(2), {65536, 128, 64}};
+  args.capacity = 512;
+  const absl::Status run = runtime->Append(*append, args, nullptr);
+  ASSERT_TRUE(run.ok()) << run;
+  ASSERT_EQ(driver_.launches().size(), 1u);
+  const int tokens = append->state()->decision.plan.block_m;
+  EXPECT_EQ(driver_.launches()[0].grid[0], static_cast<unsigned>((300 + tokens - 1) / tokens));
+
+  const auto attention = runtime->Prepare(SmallSpec());
+  ASSERT_TRUE(attention.ok()) << attention.status();
+  EXPECT_THAT(Text(runtime->Append(*attention, args, nullptr)), HasSubstr("PrepareAppend"));
+  EXPECT_THAT(Text(runtime->Merge(*append, {}, nullptr)), HasSubstr("PrepareMerge"));
+  EXPECT_THAT(Text(runtime->Run(*append, DenseArgs(SmallSpec()), nullptr)),
+              HasSubstr("comes from PrepareAppend: must come from Prepare"));
+}
+
 // One query row of few heads over many keys: cut into parts, merged by a second kernel.
 AttentionSpec SplitSpec() {
   AttentionSpec spec = SmallSpec();

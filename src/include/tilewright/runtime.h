@@ -36,6 +36,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "tilewright/attention.h"
+#include "tilewright/cache_append.h"
 #include "tilewright/export.h"
 #include "tilewright/merge.h"
 #include "tilewright/options.h"
@@ -183,6 +184,14 @@ class TILEWRIGHT_API Runtime {
   absl::StatusOr<PreparedAttention> PrepareMerge(const MergeSpec& spec, Stream stream = nullptr);
   // Launches it, under the rules of Run.
   absl::Status Merge(const PreparedAttention& merge, const MergeArgs& args, Stream stream) const;
+
+  // The kernel that writes new tokens into a cache (tilewright/cache_append.h), under the rules of
+  // Prepare. The handle is for Append.
+  absl::StatusOr<PreparedAttention> PrepareAppend(const CacheAppendSpec& spec,
+                                                  Stream stream = nullptr);
+  // Launches it, under the rules of Run.
+  absl::Status Append(const PreparedAttention& append, const CacheAppendArgs& args,
+                      Stream stream) const;
 
   // Ends the compiles of this Runtime that run or wait for their turn: the calls of Prepare and
   // Warmup that need them return Cancelled, within 50 ms where NVRTC is 12.8 or newer or compiles

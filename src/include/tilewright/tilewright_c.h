@@ -533,6 +533,68 @@ TW_API tw_status tw_prepare_merge(tw_runtime* runtime, const tw_merge_spec* spec
 TW_API tw_status tw_merge(const tw_runtime* runtime, const tw_attention* merge,
                           const tw_merge_args* args, void* stream);
 
+/* tilewright/cache_append.h says what the fields mean. */
+enum { TW_ROTARY_NONE = 0, TW_ROTARY_HALF_SPLIT = 1, TW_ROTARY_INTERLEAVED = 2 };
+
+typedef struct tw_append_spec {
+  size_t size;
+  int32_t type;
+  int32_t cache_type; /* or TW_SAME_TYPE */
+  int32_t cache_scale;
+  int32_t rotary;
+  int64_t heads_q;
+  int64_t heads_kv;
+  int64_t dim_qk;
+  int64_t dim_v;
+  int64_t page_size;
+  int64_t rotary_begin;
+  int64_t rotary_dim;
+  double rotary_base;
+  int32_t rotary_table; /* TW_SAME_TYPE: there is none */
+  int32_t reserved;
+} tw_append_spec;
+
+typedef struct tw_append_args {
+  size_t size;
+  int64_t batch;
+  int64_t seqlen;
+  int64_t total;
+  tw_tensor q;
+  tw_tensor q_out;
+  tw_tensor k;
+  tw_tensor v;
+  const int32_t* cu_seqlens;
+  const int32_t* seqused;
+  const int32_t* positions;
+  tw_tensor k_cache;
+  tw_tensor v_cache;
+  int64_t capacity;
+  const int32_t* page_table;
+  int64_t page_table_stride;
+  const int32_t* cache_batch_idx;
+  float* k_scale;
+  float* v_scale;
+  int64_t k_scale_strides[3];
+  int64_t v_scale_strides[3];
+  const int32_t* seqused_kv;
+  int32_t* new_seqused_kv;
+  int32_t* ticket;
+  const void* cos;
+  const void* sin;
+  int64_t rotary_stride;
+} tw_append_args;
+
+TW_API tw_status tw_append_spec_init(tw_append_spec* spec, size_t size);
+TW_API tw_status tw_append_args_init(tw_append_args* args, size_t size);
+
+/* The kernel that writes new tokens into a cache of keys and values; as tw_prepare. */
+TW_API tw_status tw_prepare_append(tw_runtime* runtime, const tw_append_spec* spec, void* stream,
+                                   tw_attention** append);
+
+/* Launches it; as tw_run. */
+TW_API tw_status tw_append(const tw_runtime* runtime, const tw_attention* append,
+                           const tw_append_args* args, void* stream);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

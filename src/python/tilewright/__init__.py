@@ -23,6 +23,7 @@ from ._c import (
     library,
     use_library,
 )
+from ._cache import append, merge
 from ._call import Options
 from ._runtime import Prepared, Runtime, default_runtime, set_default_runtime
 
@@ -35,10 +36,12 @@ __all__ = [
     "TilewrightError",
     "UnavailableError",
     "UnimplementedError",
+    "append",
     "attention",
     "default_runtime",
     "explain",
     "library",
+    "merge",
     "set_default_runtime",
     "use_library",
     "version",
@@ -62,21 +65,9 @@ _OPTIONAL = (
 )
 
 
-def _package(array):
-    return type(array).__module__.partition(".")[0]
-
-
-def _current_stream(q):
-    if _package(q) == "torch":
-        return sys.modules["torch"].cuda.current_stream(q.device).cuda_stream
-    if _package(q) == "cupy":
-        return sys.modules["cupy"].cuda.get_current_stream().ptr
-    return 0
-
-
 def _namespace(q):
     """The module that makes arrays like q, and what it wants to be told of the device."""
-    package = _package(q)
+    package = _arrays.package_of(q)
     if package == "cupy":  # on its current device
         return sys.modules["cupy"], {}
     if package == "torch":
@@ -139,7 +130,7 @@ def attention(
     UnimplementedError, UnavailableError (no driver, no NVRTC) or FailedPreconditionError.
     """
     if stream is None:
-        stream = _current_stream(q)
+        stream = _arrays.current_stream(q)
     optional = {name: options.pop(name) for name in _OPTIONAL if options.get(name) is not None}
     wants_lse = lse is not None and lse is not False
     try:
@@ -179,7 +170,7 @@ def attention(
     call = _call.find(chosen, operands, term_operands, snippet_arrays, stream, runtime)
     addressed = (*operands.values(), *term_operands, *(array for _, array in snippet_arrays))
     call.launch([array.data for array in addressed], stream, workspace)
-    if _package(q) == "jax" or _package(q) == "jaxlib":
+    if _arrays.package_of(q) == "jax" or _arrays.package_of(q) == "jaxlib":
         _driver.synchronize(stream)  # JAX orders nothing after work that it does not know
     return (out, lse) if wants_lse else out
 

@@ -295,6 +295,39 @@ class MergeArgs(ctypes.Structure):
     ]
 
 
+class AppendSpec(ctypes.Structure):
+    _fields_ = [("size", c_size_t)]
+    _fields_ += [(name, c_int32) for name in ("type", "cache_type", "cache_scale", "rotary")]
+    _fields_ += [
+        (name, c_int64)
+        for name in "heads_q heads_kv dim_qk dim_v page_size rotary_begin rotary_dim".split()
+    ]
+    _fields_ += [("rotary_base", c_double), ("rotary_table", c_int32), ("reserved", c_int32)]
+
+
+class AppendArgs(ctypes.Structure):
+    _fields_ = [("size", c_size_t)]
+    _fields_ += [(name, c_int64) for name in ("batch", "seqlen", "total")]
+    _fields_ += [(name, Tensor) for name in ("q", "q_out", "k", "v")]
+    _fields_ += [(name, c_void_p) for name in ("cu_seqlens", "seqused", "positions")]
+    _fields_ += [
+        ("k_cache", Tensor),
+        ("v_cache", Tensor),
+        ("capacity", c_int64),
+        ("page_table", c_void_p),
+        ("page_table_stride", c_int64),
+        ("cache_batch_idx", c_void_p),
+        ("k_scale", c_void_p),
+        ("v_scale", c_void_p),
+        ("k_scale_strides", c_int64 * 3),
+        ("v_scale_strides", c_int64 * 3),
+    ]
+    _fields_ += [
+        (name, c_void_p) for name in ("seqused_kv", "new_seqused_kv", "ticket", "cos", "sin")
+    ]
+    _fields_ += [("rotary_stride", c_int64)]
+
+
 class TilewrightError(RuntimeError):
     """A call failed. `status` is the number of tilewright_c.h, `log` the compiler's log, if it says more."""
 
@@ -373,6 +406,10 @@ _PROTOTYPES = {
     "tw_merge_args_init": (int, [POINTER(MergeArgs), c_size_t]),
     "tw_prepare_merge": (int, [c_void_p, POINTER(MergeSpec), c_void_p, POINTER(c_void_p)]),
     "tw_merge": (int, [c_void_p, c_void_p, POINTER(MergeArgs), c_void_p]),
+    "tw_append_spec_init": (int, [POINTER(AppendSpec), c_size_t]),
+    "tw_append_args_init": (int, [POINTER(AppendArgs), c_size_t]),
+    "tw_prepare_append": (int, [c_void_p, POINTER(AppendSpec), c_void_p, POINTER(c_void_p)]),
+    "tw_append": (int, [c_void_p, c_void_p, POINTER(AppendArgs), c_void_p]),
     "tw_cancel_compiles": (int, [c_void_p]),
     "tw_flush": (int, [c_void_p]),
 }

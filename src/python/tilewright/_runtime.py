@@ -79,6 +79,30 @@ class Runtime:
         )
         return Prepared(self, attention)
 
+    def prepare_merge(self, spec, stream=0):
+        """The kernel of an `_c.MergeSpec`, for `merge`."""
+        merge = ctypes.c_void_p()
+        self._library.prepare_merge(
+            self.handle, ctypes.byref(spec), stream or None, ctypes.byref(merge)
+        )
+        return Prepared(self, merge)
+
+    def merge(self, prepared, args, stream=0):
+        """Launches with an `_c.MergeArgs`, as `run`."""
+        self._library.merge(self.handle, prepared.handle, ctypes.byref(args), stream or None)
+
+    def prepare_append(self, spec, stream=0):
+        """The kernel of an `_c.AppendSpec`, for `append`."""
+        append = ctypes.c_void_p()
+        self._library.prepare_append(
+            self.handle, ctypes.byref(spec), stream or None, ctypes.byref(append)
+        )
+        return Prepared(self, append)
+
+    def append(self, prepared, args, stream=0):
+        """Launches with an `_c.AppendArgs`, as `run`."""
+        self._library.append(self.handle, prepared.handle, ctypes.byref(args), stream or None)
+
     def run(self, prepared, args, stream=0):
         """Launches with an `_c.Args` on a stream, given by its handle as an integer, and returns."""
         self._library.run(self.handle, prepared.handle, ctypes.byref(args), stream or None)

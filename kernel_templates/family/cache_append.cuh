@@ -1,0 +1,502 @@
+// Writes the keys and values of new tokens into a cache, contiguous or paged, after a rotary
+// embedding and a change of type if wanted; rotates their queries too.
+//
+// Work      A tile is kTokens tokens with all their rows: kHeadsQ of Q, kHeadsKv of K and of V. A
+//           row is the work of kLanes lanes of a warp, a lane has chunks of kVec elements.
+// Steps     Where the tokens go (one thread a token), the sines and cosines of their positions (a
+//           pair each), then the rows: kUnroll of them are loaded before any is stored.
+// Wide      Chunks of 16 bytes of new rows where every row of every tensor starts on a multiple of
+//           a chunk; else element by element.
+// In place  Q may be rotated where it lies: a row is read by one warp, and before it is written.
+// Lengths   Written by the last block to end where they take the place of what all blocks read:
+//           `ticket` counts the blocks and is 0 again afterwards.
+// Barriers  Two a tile: before the tokens of the tile before are overwritten, and around them and
+//           their sines.
+// Shared    tokens [kTokens], cos and sin [kTokens][pairs, rounded up to 4] fp32
+#ifndef TILEWRIGHT_FAMILY_CACHE_APPEND_CUH_
+#define TILEWRIGHT_FAMILY_CACHE_APPEND_CUH_
+
+#include "abi/cache_append_params.h"
+#include "core/convert.cuh"
+#include "core/math.cuh"
+#include "core/types.cuh"
+#include "core/warp_reduce.cuh"
+#include "core/words.cuh"
+#include "policy/rotary.cuh"
+
+namespace tilewright {
+namespace cache_append {
+
+// The largest value that is stored of an 8-bit type.
+template <class Element>
+inline constexpr float kLargest = 0;
+template <>
+inline constexpr float kLargest<Fp8E4m3> = 448;
+template <>
+inline constexpr float kLargest<Fp8E5m2> = 57344;
+template <>
+inline constexpr float kLargest<Int8> = 127;
+
+// A new token: its row among the new ones, its place in the cache.
+struct Token {
+  i64 batch;
+  i64 row;
+  i64 block;  // slot or page
+  i64 block_row;
+  i32 position;
+  bool exists;
+  bool stored;  // the cache has a place for it
+};
+
+template <class Config>
+struct Shape {
+  static constexpr int kThreads = Config::kWarps * 32;
+  static constexpr int kHalf = Config::kRotaryDim / 2;
+  static constexpr bool kRotates = Config::kHalfSplit || Config::kInterleaved;
+  static constexpr int kPairs = RoundUp(kHalf > 0 ? kHalf : 1, 4);
+  static constexpr int kRows = Config::kHeadsQ + Config::kHeadsKv * (Config::kDimV > 0 ? 2 : 1);
+  static constexpr int kDim = Config::kDimQk > Config::kDimV ? Config::kDimQk : Config::kDimV;
+};
+
+template <class Config>
+struct SharedStorage {
+  alignas(16) float cos[Config::kTokens][Shape<Config>::kPairs];
+  alignas(16) float sin[Config::kTokens][Shape<Config>::kPairs];
+  Token tokens[Config::kTokens];
+  i32 is_last;
+  i32 padding[3];
+};
+
+// Lanes of a warp that share a row of so many chunks.
+TILEWRIGHT_HOST_DEVICE constexpr int LanesFor(int chunks) {
+  int lanes = 1;
+  while (lanes < chunks && lanes < 32) lanes *= 2;
+  return lanes;
+}
+
+template <class Params>
+__device__ __forceinline__ i64 NewTokensOf(i64 b, const Params& params) {
+  const abi::CacheAppendParams& core = params.core;
+  i64 count =
+      core.cu_seqlens != nullptr ? core.cu_seqlens[b + 1] - core.cu_seqlens[b] : core.seqlen;
+  if (core.seqused != nullptr) count = Min(count, core.seqused[b]);
+  return count;
+}
+
+template <class Config, class Params>
+__device__ __forceinline__ Token FindToken(i64 token, const Params& params) {
+  const abi::CacheAppendParams& core = params.core;
+  Token found = {};
+  i64 b, i;
+  if (core.cu_seqlens != nullptr) {
+    if (token >= core.cu_seqlens[core.batch]) return found;
+    // The first sequence that ends behind the token.
+    i64 low = 0, high = core.batch - 1;
+    while (low < high) {
+      const i64 middle = (low + high) / 2;
+      if (core.cu_seqlens[middle + 1] > token) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    b = low;
+    i = token - core.cu_seqlens[b];
+    found.row = token;
+  } else {
+    b = Quotient(token, core.seqlen);
+    i = token - b * core.seqlen;
+    found.batch = b;
+    found.row = i;
+  }
+  found.exists = core.seqused == nullptr || i < core.seqused[b];
+  if (!found.exists) return found;
+  const i64 j = i + (core.lengths != nullptr ? core.lengths[b] : 0);
+  found.position = core.positions != nullptr ? core.positions[token] : static_cast<i32>(j);
+  const i64 slot = core.cache_batch_idx != nullptr ? core.cache_batch_idx[b] : b;
+  found.stored = j < core.capacity;
+  found.block = slot;
+  found.block_row = j;
+  if constexpr (Config::kPageRows != 0) {
+    if (!found.stored) return found;
+    found.block = core.page_table[slot * core.page_table_stride + j / Config::kPageRows];
+    found.block_row = j % Config::kPageRows;
+    found.stored = found.block >= 0;
+  }
+  return found;
+}
+
+template <class Config, class Params>
+__device__ __forceinline__ SinCos SinCosAt(i64 position, int pair, const Params& params) {
+  if constexpr (Config::kRotaryTable) {
+    using Element = typename Config::TableElement;
+    const i64 at = position * params.core.table_stride + pair;
+    return {static_cast<float>(static_cast<const Element*>(params.core.sin)[at]),
+            static_cast<float>(static_cast<const Element*>(params.core.cos)[at])};
+  } else {
+    return SinCosOfTurns(static_cast<u64>(position) * params.frequencies[pair]);
+  }
+}
+
+// Elements of a row that a thread has at a time.
+template <class Element, int kVec>
+struct Chunk {
+  static constexpr int kBytes = kVec * static_cast<int>(sizeof(Element));
+  Element element[kVec];
+
+  __device__ __forceinline__ static Chunk Load(const Element* from) {
+    if constexpr (kVec == 1) {
+      return {{*from}};
+    } else {
+      return __builtin_bit_cast(Chunk, *reinterpret_cast<const Words<kBytes>*>(from));
+    }
+  }
+  __device__ __forceinline__ void Store(Element* to) const {
+    if constexpr (kVec == 1) {
+      *to = element[0];
+    } else {
+      *reinterpret_cast<Words<kBytes>*>(to) = __builtin_bit_cast(Words<kBytes>, *this);
+    }
+  }
+};
+
+// kCount neighbours, the first a multiple of the size of all or of 16 bytes.
+template <int kCount>
+__device__ __forceinline__ void LoadFloats(const float* from, float (&to)[kCount]) {
+  constexpr int kTogether = kCount % 4 == 0 ? 4 : kCount % 2 == 0 ? 2 : 1;
+#pragma unroll
+  for (int n = 0; n < kCount; n += kTogether) {
+    const auto words = *reinterpret_cast<const Words<4 * kTogether>*>(from + n);
+#pragma unroll
+    for (int w = 0; w < kTogether; ++w) to[n + w] = FloatOfBits(words.word[w]);
+  }
+}
+
+enum class Kind { kQ, kK, kV };
+
+// The rows of a tile, kVec elements at a time.
+template <class Config, class Params, int kVec>
+struct Rows {
+  using S = Shape<Config>;
+  using Element = typename Config::Element;
+  using CacheElement = typename Config::CacheElement;
+  using NewChunk = Chunk<Element, kVec>;
+  static constexpr int kChunksOfRow = (S::kDim + kVec - 1) / kVec;
+  static constexpr int kLanes = LanesFor(kChunksOfRow);
+  static constexpr int kChunks = (kChunksOfRow + kLanes - 1) / kLanes;  // of a lane
+  static constexpr int kGroups = S::kThreads / kLanes;
+  static constexpr int kTileRows = Config::kTokens * S::kRows;
+  // Rows in flight, as registers allow.
+  static constexpr int kUnroll = kVec > 1 && kChunks == 1 ? 2 : 1;
+  static constexpr bool kHalfSplit = Config::kHalfSplit;
+  // What an element is rotated with is not in its chunk.
+  static constexpr bool kPartnersApart = S::kRotates && (kHalfSplit || kVec == 1);
+  // A chunk is rotated as a whole or not at all, its partners are a chunk.
+  static constexpr bool kWholeChunks = kVec > 1 && Config::kRotaryBegin % kVec == 0 &&
+                                       (kHalfSplit ? S::kHalf : Config::kRotaryDim) % kVec == 0;
+
+  struct Row {
+    Kind kind;
+    int head;
+    int token;
+    bool active;
+    NewChunk x[kChunks];
+    NewChunk partner[kPartnersApart ? kChunks : 1];
+  };
+
+  SharedStorage<Config>& shared;
+  const Params& params;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int group = static_cast<int>(threadIdx.x) / kLanes;
+
+  // Column of the lane's chunk n.
+  __device__ __forceinline__ int ColumnOf(int n) const { return (n * kLanes + lane) * kVec; }
+  __device__ __forceinline__ static bool Exists(const Row& row, int column) {
+    return row.active && column < (row.kind == Kind::kV ? Config::kDimV : Config::kDimQk);
+  }
+  __device__ __forceinline__ static bool IsRotated(const Row& row, int column) {
+    return S::kRotates && row.kind != Kind::kV && column >= Config::kRotaryBegin &&
+           column < Config::kRotaryBegin + Config::kRotaryDim;
+  }
+  __device__ __forceinline__ static bool InFirstHalf(int column) {
+    return column < Config::kRotaryBegin + S::kHalf;
+  }
+  __device__ __forceinline__ static int PartnerOf(int column) {
+    if (kHalfSplit) return InFirstHalf(column) ? column + S::kHalf : column - S::kHalf;
+    return Config::kRotaryBegin + ((column - Config::kRotaryBegin) ^ 1);
+  }
+  __device__ __forceinline__ static int PairOf(int column) {
+    const int e = column - Config::kRotaryBegin;
+    if (!kHalfSplit) return e / 2;
+    return InFirstHalf(column) ? e : e - S::kHalf;
+  }
+
+  __device__ __forceinline__ Row Load(int index) const {
+    const abi::CacheAppendParams& core = params.core;
+    Row row = {};
+    if (index >= kTileRows) return row;
+    row.token = index / S::kRows;
+    const int of_token = index % S::kRows;
+    const Token& token = shared.tokens[row.token];
+    const void* base;
+    const abi::TensorStrides* strides;
+    if (of_token < Config::kHeadsQ) {
+      row.kind = Kind::kQ;
+      row.head = of_token;
+      base = core.q;
+      strides = &core.q_strides;
+    } else if (of_token < Config::kHeadsQ + Config::kHeadsKv) {
+      row.kind = Kind::kK;
+      row.head = of_token - Config::kHeadsQ;
+      base = core.k;
+      strides = &core.k_strides;
+    } else {
+      row.kind = Kind::kV;
+      row.head = of_token - Config::kHeadsQ - Config::kHeadsKv;
+      base = core.v;
+      strides = &core.v_strides;
+    }
+    row.active = row.kind == Kind::kQ ? token.exists : token.stored;
+    const Element* const from = static_cast<const Element*>(base) + token.batch * strides->batch +
+                                token.row * strides->seq + row.head * strides->head;
+#pragma unroll
+    for (int n = 0; n < kChunks; ++n) {
+      const int column = ColumnOf(n);
+      if (!Exists(row, column)) continue;
+      row.x[n] = NewChunk::Load(from + column);
+      if constexpr (kPartnersApart) {
+        if constexpr (kWholeChunks) {
+          if (IsRotated(row, column)) row.partner[n] = NewChunk::Load(from + PartnerOf(column));
+        } else {
+#pragma unroll
+          for (int e = 0; e < kVec; ++e) {
+            if (IsRotated(row, column + e)) {
+              row.partner[n].element[e] = from[PartnerOf(column + e)];
+            }
+          }
+        }
+      }
+    }
+    return row;
+  }
+
+  // One element of a pair: x cos -+ y sin, where the first of two loses and the second gains.
+  __device__ __forceinline__ static float Rotated(float x, float partner, bool is_first, float sin,
+                                                  float cos) {
+    return fmaf(x, cos, is_first ? -partner * sin : partner * sin);
+  }
+
+  __device__ __forceinline__ void Rotate(const Row& row, int n, float (&value)[kVec]) const {
+    const int column = ColumnOf(n);
+    const float* const cosines = shared.cos[row.token];
+    const float* const sines = shared.sin[row.token];
+    if constexpr (kWholeChunks) {
+      if (!IsRotated(row, column)) return;
+      constexpr int kPairsOfChunk = kHalfSplit ? kVec : kVec / 2;
+      float sin[kPairsOfChunk], cos[kPairsOfChunk];
+      LoadFloats(cosines + PairOf(column), cos);
+      LoadFloats(sines + PairOf(column), sin);
+      if constexpr (kHalfSplit) {
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) {
+          value[e] = Rotated(value[e], static_cast<float>(row.partner[n].element[e]),
+                             InFirstHalf(column), sin[e], cos[e]);
+        }
+      } else {
+#pragma unroll
+        for (int e = 0; e < kVec; e += 2) {
+          const float first = value[e], second = value[e + 1];
+          value[e] = Rotated(first, second, true, sin[e / 2], cos[e / 2]);
+          value[e + 1] = Rotated(second, first, false, sin[e / 2], cos[e / 2]);
+        }
+      }
+    } else {
+      float before[kVec];
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) before[e] = value[e];
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) {
+        const int own = column + e;
+        if (!IsRotated(row, own)) continue;
+        float partner;
+        if constexpr (kPartnersApart) {
+          partner = static_cast<float>(row.partner[n].element[e]);
+        } else {
+          partner = before[e ^ 1];  // the embedding begins at an even column, and so do chunks
+        }
+        const bool is_first = kHalfSplit ? InFirstHalf(own) : PartnerOf(own) > own;
+        const int pair = PairOf(own);
+        value[e] = Rotated(value[e], partner, is_first, sines[pair], cosines[pair]);
+      }
+    }
+  }
+
+  // What the values of a row of K or V are multiplied with before they are stored. All lanes call
+  // it, whatever their rows.
+  __device__ __forceinline__ float StoredFactor(const Row& row,
+                                                const float (&value)[kChunks][kVec]) const {
+    if constexpr (Config::kScaled) {
+      const abi::StoredScaleArgs& args =
+          row.kind == Kind::kV ? params.core.v_scale : params.core.k_scale;
+      const Token& token = shared.tokens[row.token];
+      float* const scale = args.scale + token.block * args.stride_batch +
+                           token.block_row * args.stride_seq + row.head * args.stride_head;
+      const bool stores = row.active && row.kind != Kind::kQ;
+      if constexpr (Config::kScalePerToken) {
+        const float largest = LargestOfRow(value);
+        // So small that the factor would overflow: the row is one of zeros.
+        const bool vanishes = largest <= 1e-30f;
+        if (stores && lane == 0) *scale = vanishes ? 0.f : largest / kLargest<CacheElement>;
+        return vanishes ? 0.f : kLargest<CacheElement> / largest;
+      } else {
+        return stores ? 1 / *scale : 1;
+      }
+    } else {
+      return 1;
+    }
+  }
+
+  // The largest magnitude of the lanes that share a row; NaN is above all others.
+  __device__ __forceinline__ static float LargestOfRow(const float (&value)[kChunks][kVec]) {
+    u32 largest = 0;  // as bits
+#pragma unroll
+    for (int n = 0; n < kChunks; ++n) {
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) {
+        const u32 magnitude = BitsOfFloat(value[n][e]) & 0x7fffffffu;
+        largest = magnitude > largest ? magnitude : largest;
+      }
+    }
+#pragma unroll
+    for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+      const u32 other = __shfl_xor_sync(kAllLanes, largest, distance);
+      largest = other > largest ? other : largest;
+    }
+    return FloatOfBits(largest);
+  }
+
+  __device__ __forceinline__ void Finish(const Row& row) const {
+    float value[kChunks][kVec];
+#pragma unroll
+    for (int n = 0; n < kChunks; ++n) {
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) {
+        value[n][e] = Exists(row, ColumnOf(n)) ? static_cast<float>(row.x[n].element[e]) : 0.f;
+      }
+      if constexpr (S::kRotates) {
+        if (row.active) Rotate(row, n, value[n]);
+      }
+    }
+    const float factor = StoredFactor(row, value);
+    if (!row.active) return;
+    const Token& token = shared.tokens[row.token];
+    const abi::CacheAppendParams& core = params.core;
+    if (row.kind == Kind::kQ) {
+      const abi::TensorStrides& strides = core.q_out_strides;
+      StoreRow(row, value, 1,
+               static_cast<Element*>(core.q_out) + token.batch * strides.batch +
+                   token.row * strides.seq + row.head * strides.head);
+    } else {
+      const bool is_k = row.kind == Kind::kK;
+      const abi::TensorStrides& strides = is_k ? core.k_cache_strides : core.v_cache_strides;
+      StoreRow(row, value, factor,
+               static_cast<CacheElement*>(is_k ? core.k_cache : core.v_cache) +
+                   token.block * strides.batch + token.block_row * strides.seq +
+                   row.head * strides.head);
+    }
+  }
+
+  template <class Out>
+  __device__ __forceinline__ void StoreRow(const Row& row, const float (&value)[kChunks][kVec],
+                                           float factor, Out* to) const {
+#pragma unroll
+    for (int n = 0; n < kChunks; ++n) {
+      const int column = ColumnOf(n);
+      if (!Exists(row, column)) continue;
+      Chunk<Out, kVec> out;
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) FromFloat(value[n][e] * factor, &out.element[e]);
+      out.Store(to + column);
+    }
+  }
+
+  __device__ __forceinline__ void WriteTile() const {
+#pragma unroll 1
+    for (int first = 0; first < kTileRows; first += kGroups * kUnroll) {
+      Row rows[kUnroll];
+#pragma unroll
+      for (int n = 0; n < kUnroll; ++n) rows[n] = Load(first + n * kGroups + group);
+      __syncwarp();  // other lanes may have read what this one writes
+#pragma unroll
+      for (int n = 0; n < kUnroll; ++n) Finish(rows[n]);
+    }
+  }
+};
+
+// How many tokens the cache holds of each sequence, afterwards: by the blocks from `block` on with
+// the stride `blocks`.
+template <class Config, class Params>
+__device__ __forceinline__ void WriteLengths(i64 block, i64 blocks, const Params& params) {
+  const abi::CacheAppendParams& core = params.core;
+  constexpr int kThreads = Shape<Config>::kThreads;
+  for (i64 b = block * kThreads + threadIdx.x; b < core.batch; b += blocks * kThreads) {
+    const i64 before = core.lengths != nullptr ? core.lengths[b] : 0;
+    core.new_lengths[b] =
+        static_cast<i32>(Max(before, Min(before + NewTokensOf(b, params), core.capacity)));
+  }
+}
+
+template <class Config, class Params>
+__device__ __forceinline__ void Run(const Params& params) {
+  using S = Shape<Config>;
+  // Elements of the new rows in 16 bytes, if rows are multiples of so many.
+  constexpr int kWide = 16 / static_cast<int>(sizeof(typename Config::Element));
+  constexpr bool kMayBeWide = Config::kDimQk % kWide == 0 && Config::kDimV % kWide == 0;
+  extern __shared__ __align__(16) u8 shared_bytes[];
+  auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
+  const abi::CacheAppendParams& core = params.core;
+  const int thread = static_cast<int>(threadIdx.x);
+  const i64 tiles = CeilDiv(core.tokens, Config::kTokens);
+  for (i64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    __syncthreads();
+    if (thread < Config::kTokens) {
+      const i64 token = tile * Config::kTokens + thread;
+      shared.tokens[thread] = token < core.tokens ? FindToken<Config>(token, params) : Token{};
+    }
+    __syncthreads();
+    if constexpr (S::kRotates) {
+      for (int at = thread; at < Config::kTokens * S::kHalf; at += S::kThreads) {
+        const int token = at / S::kHalf, pair = at % S::kHalf;
+        if (!shared.tokens[token].exists) continue;
+        const SinCos both = SinCosAt<Config>(shared.tokens[token].position, pair, params);
+        shared.sin[token][pair] = both.sin;
+        shared.cos[token][pair] = both.cos;
+      }
+      __syncthreads();
+    }
+    if (kMayBeWide && core.wide != 0) {
+      Rows<Config, Params, kMayBeWide ? kWide : 1>{shared, params}.WriteTile();
+    } else {
+      Rows<Config, Params, 1>{shared, params}.WriteTile();
+    }
+  }
+  if (core.new_lengths == nullptr) return;
+  if (core.new_lengths != core.lengths) {
+    WriteLengths<Config>(blockIdx.x, gridDim.x, params);
+    return;
+  }
+  __syncthreads();  // the block has read all lengths that it will read
+  if (thread == 0) {
+    __threadfence();
+    shared.is_last = atomicAdd(core.ticket, 1) + 1 == static_cast<i32>(gridDim.x);
+  }
+  __syncthreads();
+  if (shared.is_last == 0) return;
+  WriteLengths<Config>(0, 1, params);
+  if (thread == 0) *core.ticket = 0;
+}
+
+}  // namespace cache_append
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_FAMILY_CACHE_APPEND_CUH_

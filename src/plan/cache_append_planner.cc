@@ -1,0 +1,64 @@
+#include "plan/cache_append_planner.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "absl/strings/str_cat.h"
+#include "plan/family_planner.h"
+#include "spec/cache_append.h"
+#include "spec/validate.h"
+
+namespace tilewright::plan {
+namespace {
+
+constexpr int kWarps = 8;
+// Static shared memory would do: every architecture has so much without asking.
+constexpr int64_t kMostSmem = 48 << 10;
+// Blocks beyond this walk the tiles.
+constexpr int64_t kMostBlocks = 1 << 16;
+
+}  // namespace
+
+int64_t CacheAppendSmemBytes(const CacheAppendSpec& spec, int tokens) {
+  const int64_t pairs = RoundUp(std::max<int64_t>(spec::RotaryPairs(spec), 1), 4);
+  constexpr int64_t kTokenBytes = 40;
+  return RoundUp(tokens * (2 * pairs * 4 + kTokenBytes) + 16, 16);
+}
+
+absl::StatusOr<KernelPlan> PlanCacheAppend(const CacheAppendSpec& spec, const std::string& target) {
+  KernelPlan plan;
+  plan.family = Family::kCacheAppend;
+  plan.target = target;
+  plan.warps = kWarps;
+  // As many tokens as give each thread some rows to load at a time; no more, for then there are
+  // blocks enough when there are few tokens.
+  constexpr int64_t kRowsAtATime = 4, kMostTokens = 16;
+  const int64_t rows =
+      std::max<int64_t>(spec.heads_q + spec.heads_kv * (spec.dim_v > 0 ? 2 : 1), 1);
+  const int64_t chunks =
+      CeilDiv(std::max(spec.dim_qk, spec.dim_v) * spec::ElementBytes(spec.type), 16);
+  const int64_t rows_of_block = kWarps * 32 / std::min<int64_t>(chunks, 32);
+  plan.block_m =
+      static_cast<int>(std::clamp<int64_t>(rows_of_block * kRowsAtATime / rows, 1, kMostTokens));
+  while (plan.block_m > 1 && CacheAppendSmemBytes(spec, plan.block_m) > kMostSmem) --plan.block_m;
+  plan.smem_bytes = CacheAppendSmemBytes(spec, plan.block_m);
+  if (plan.smem_bytes > kMostSmem) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("rotary_dim = ", 2 * spec::RotaryPairs(spec), ": the sines of a token take ",
+                     plan.smem_bytes, " bytes of shared memory, there are ", kMostSmem));
+  }
+  return plan;
+}
+
+LaunchShape CacheAppendLaunch(const KernelPlan& plan, const CacheAppendArgs& args) {
+  const int64_t tiles = CeilDiv(spec::TokensOf(args), plan.block_m);
+  const bool writes_lengths = args.new_seqused_kv != nullptr && args.batch > 0;
+  LaunchShape shape;
+  shape.grid = static_cast<uint32_t>(
+      std::min(std::max<int64_t>(tiles, writes_lengths ? 1 : 0), kMostBlocks));
+  shape.block = static_cast<uint32_t>(plan.threads());
+  shape.smem_bytes = static_cast<uint32_t>(plan.smem_bytes);
+  return shape;
+}
+
+}  // namespace tilewright::plan
