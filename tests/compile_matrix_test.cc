@@ -344,7 +344,7 @@ TEST(CompileMatrixTest, CacheAppendNeitherSpillsNorWarns) {
     const CacheAppendSpec spec = spec::Canonicalise(given);
     for (const std::string_view target : kMainTargets) {
       SCOPED_TRACE(absl::StrCat(spec::ToText(spec), " for ", std::string(target)));
-      const auto plan = plan::PlanCacheAppend(spec, std::string(target));
+      const auto plan = plan::PlanCacheAppend(spec, std::string(target), /*num_sms=*/100);
       ASSERT_TRUE(plan.ok()) << plan.status();
       const auto binary =
           Compiler().Compile({.source = emit::EmitCacheAppend(spec, *plan),

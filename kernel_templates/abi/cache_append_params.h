@@ -48,10 +48,11 @@ struct CacheAppendParams {
   const void* sin;
   i64 table_stride;
   i64 batch;
-  i64 seqlen;    // new tokens of each sequence, unless cu_seqlens is set
-  i64 tokens;    // batch * seqlen, or the packed rows
-  i64 capacity;  // tokens that a sequence has room for
-  i64 wide;      // whether all rows start on multiples of what one thread copies
+  i64 seqlen;       // new tokens of each sequence, unless cu_seqlens is set
+  i64 tokens;       // batch * seqlen, or the packed rows
+  i64 capacity;     // tokens that a sequence has room for
+  i32 tile_tokens;  // of a block's turn, at most Config::kTokens
+  i32 wide;         // whether all rows start on multiples of what one thread copies
 };
 
 static_assert(sizeof(StoredScaleArgs) == 32, "host and device must agree");

@@ -1,8 +1,9 @@
 // Writes the keys and values of new tokens into a cache, contiguous or paged, after a rotary
 // embedding and a change of type if wanted; rotates their queries too.
 //
-// Work      A tile is kTokens tokens with all their rows: kHeadsQ of Q, kHeadsKv of K and of V. A
-//           row is the work of kLanes lanes of a warp, a lane has chunks of kVec elements.
+// Work      A tile is some tokens (tile_tokens, at most kTokens: few where there are few) with all
+//           their rows: kHeadsQ of Q, kHeadsKv of K and of V. A row is the work of kLanes lanes of
+//           a warp, a lane has chunks of kVec elements.
 // Steps     Where the tokens go (one thread a token), the sines and cosines of their positions (a
 //           pair each), then the rows: kUnroll of them are loaded before any is stored.
 // Wide      Chunks of 16 bytes of new rows where every row of every tensor starts on a multiple of
@@ -185,7 +186,6 @@ struct Rows {
   static constexpr int kLanes = LanesFor(kChunksOfRow);
   static constexpr int kChunks = (kChunksOfRow + kLanes - 1) / kLanes;  // of a lane
   static constexpr int kGroups = S::kThreads / kLanes;
-  static constexpr int kTileRows = Config::kTokens * S::kRows;
   // Rows in flight, as registers allow.
   static constexpr int kUnroll = kVec > 1 && kChunks == 1 ? 2 : 1;
   static constexpr bool kHalfSplit = Config::kHalfSplit;
@@ -206,6 +206,7 @@ struct Rows {
 
   SharedStorage<Config>& shared;
   const Params& params;
+  const int tile_rows;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int group = static_cast<int>(threadIdx.x) / kLanes;
 
@@ -234,7 +235,7 @@ struct Rows {
   __device__ __forceinline__ Row Load(int index) const {
     const abi::CacheAppendParams& core = params.core;
     Row row = {};
-    if (index >= kTileRows) return row;
+    if (index >= tile_rows) return row;
     row.token = index / S::kRows;
     const int of_token = index % S::kRows;
     const Token& token = shared.tokens[row.token];
@@ -422,7 +423,7 @@ struct Rows {
 
   __device__ __forceinline__ void WriteTile() const {
 #pragma unroll 1
-    for (int first = 0; first < kTileRows; first += kGroups * kUnroll) {
+    for (int first = 0; first < tile_rows; first += kGroups * kUnroll) {
       Row rows[kUnroll];
 #pragma unroll
       for (int n = 0; n < kUnroll; ++n) rows[n] = Load(first + n * kGroups + group);
@@ -456,16 +457,15 @@ __device__ __forceinline__ void Run(const Params& params) {
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
   const abi::CacheAppendParams& core = params.core;
   const int thread = static_cast<int>(threadIdx.x);
-  const i64 tiles = CeilDiv(core.tokens, Config::kTokens);
-  for (i64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+  const int tile_tokens = core.tile_tokens;
+  for (i64 first = i64{blockIdx.x} * tile_tokens; first < core.tokens;
+       first += i64{gridDim.x} * tile_tokens) {
+    const int tokens = static_cast<int>(Min(tile_tokens, core.tokens - first));
     __syncthreads();
-    if (thread < Config::kTokens) {
-      const i64 token = tile * Config::kTokens + thread;
-      shared.tokens[thread] = token < core.tokens ? FindToken<Config>(token, params) : Token{};
-    }
+    if (thread < tokens) shared.tokens[thread] = FindToken<Config>(first + thread, params);
     __syncthreads();
     if constexpr (S::kRotates) {
-      for (int at = thread; at < Config::kTokens * S::kHalf; at += S::kThreads) {
+      for (int at = thread; at < tokens * S::kHalf; at += S::kThreads) {
         const int token = at / S::kHalf, pair = at % S::kHalf;
         if (!shared.tokens[token].exists) continue;
         const SinCos both = SinCosAt<Config>(shared.tokens[token].position, pair, params);
@@ -475,9 +475,9 @@ __device__ __forceinline__ void Run(const Params& params) {
       __syncthreads();
     }
     if (kMayBeWide && core.wide != 0) {
-      Rows<Config, Params, kMayBeWide ? kWide : 1>{shared, params}.WriteTile();
+      Rows<Config, Params, kMayBeWide ? kWide : 1>{shared, params, tokens * S::kRows}.WriteTile();
     } else {
-      Rows<Config, Params, 1>{shared, params}.WriteTile();
+      Rows<Config, Params, 1>{shared, params, tokens * S::kRows}.WriteTile();
     }
   }
   if (core.new_lengths == nullptr) return;

@@ -25,21 +25,23 @@ int64_t CacheAppendSmemBytes(const CacheAppendSpec& spec, int tokens) {
   return RoundUp(tokens * (2 * pairs * 4 + kTokenBytes) + 16, 16);
 }
 
-absl::StatusOr<KernelPlan> PlanCacheAppend(const CacheAppendSpec& spec, const std::string& target) {
+absl::StatusOr<KernelPlan> PlanCacheAppend(const CacheAppendSpec& spec, const std::string& target,
+                                           int num_sms) {
   KernelPlan plan;
   plan.family = Family::kCacheAppend;
   plan.target = target;
   plan.warps = kWarps;
-  // As many tokens as give each thread some rows to load at a time; no more, for then there are
-  // blocks enough when there are few tokens.
-  constexpr int64_t kRowsAtATime = 4, kMostTokens = 16;
+  // Where a token goes and its sines are found before its rows: a block does so for enough rows to
+  // make little of that time.
+  constexpr int64_t kRowsOfThread = 12, kMostTokens = 16, kBlocksOfSm = 4;
+  plan.slots = static_cast<int>(std::max(num_sms, 1) * kBlocksOfSm);
   const int64_t rows =
       std::max<int64_t>(spec.heads_q + spec.heads_kv * (spec.dim_v > 0 ? 2 : 1), 1);
   const int64_t chunks =
       CeilDiv(std::max(spec.dim_qk, spec.dim_v) * spec::ElementBytes(spec.type), 16);
   const int64_t rows_of_block = kWarps * 32 / std::min<int64_t>(chunks, 32);
   plan.block_m =
-      static_cast<int>(std::clamp<int64_t>(rows_of_block * kRowsAtATime / rows, 1, kMostTokens));
+      static_cast<int>(std::clamp<int64_t>(rows_of_block * kRowsOfThread / rows, 1, kMostTokens));
   while (plan.block_m > 1 && CacheAppendSmemBytes(spec, plan.block_m) > kMostSmem) --plan.block_m;
   plan.smem_bytes = CacheAppendSmemBytes(spec, plan.block_m);
   if (plan.smem_bytes > kMostSmem) {
@@ -50,8 +52,13 @@ absl::StatusOr<KernelPlan> PlanCacheAppend(const CacheAppendSpec& spec, const st
   return plan;
 }
 
+int CacheAppendTileTokens(const KernelPlan& plan, const CacheAppendArgs& args) {
+  return static_cast<int>(
+      std::clamp<int64_t>(spec::TokensOf(args) / std::max(plan.slots, 1), 1, plan.block_m));
+}
+
 LaunchShape CacheAppendLaunch(const KernelPlan& plan, const CacheAppendArgs& args) {
-  const int64_t tiles = CeilDiv(spec::TokensOf(args), plan.block_m);
+  const int64_t tiles = CeilDiv(spec::TokensOf(args), CacheAppendTileTokens(plan, args));
   const bool writes_lengths = args.new_seqused_kv != nullptr && args.batch > 0;
   LaunchShape shape;
   shape.grid = static_cast<uint32_t>(

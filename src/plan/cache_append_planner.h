@@ -11,12 +11,16 @@
 
 namespace tilewright::plan {
 
-// block_m is the tokens of a tile. `spec` is valid. ResourceExhausted when the sines of one token
-// do not fit.
-absl::StatusOr<KernelPlan> PlanCacheAppend(const CacheAppendSpec& spec, const std::string& target);
+// block_m is the most tokens of a tile, slots the blocks that run at a time on a board of
+// `num_sms`. `spec` is valid. ResourceExhausted when the sines of one token do not fit.
+absl::StatusOr<KernelPlan> PlanCacheAppend(const CacheAppendSpec& spec, const std::string& target,
+                                           int num_sms);
 
 // sizeof(SharedStorage<Config>) of kernel_templates/family/cache_append.cuh.
 int64_t CacheAppendSmemBytes(const CacheAppendSpec& spec, int tokens);
+
+// Tokens of a tile in a call: so many that every block that may run has a tile.
+int CacheAppendTileTokens(const KernelPlan& plan, const CacheAppendArgs& args);
 
 LaunchShape CacheAppendLaunch(const KernelPlan& plan, const CacheAppendArgs& args);
 

@@ -71,7 +71,7 @@ std::vector<uint64_t> RotaryFrequencies(const CacheAppendSpec& spec) {
 }
 
 void PackAppendArgs(const CacheAppendSpec& spec, const std::vector<uint64_t>& frequencies,
-                    const CacheAppendArgs& args, std::byte* params) {
+                    const CacheAppendArgs& args, int tile_tokens, std::byte* params) {
   abi::CacheAppendParams core = {};
   core.q = args.q.data;
   core.k = args.k.data;
@@ -103,6 +103,7 @@ void PackAppendArgs(const CacheAppendSpec& spec, const std::vector<uint64_t>& fr
   core.seqlen = args.seqlen;
   core.tokens = spec::TokensOf(args);
   core.capacity = args.capacity;
+  core.tile_tokens = tile_tokens;
   core.wide = IsWide(spec, args) ? 1 : 0;
   std::memcpy(params, &core, sizeof(core));
   if (!frequencies.empty()) {

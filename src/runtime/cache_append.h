@@ -15,7 +15,7 @@ std::vector<uint64_t> RotaryFrequencies(const CacheAppendSpec& spec);
 
 // Writes emit::CacheAppendParamBytes(spec) bytes. `spec` is canonical.
 void PackAppendArgs(const CacheAppendSpec& spec, const std::vector<uint64_t>& frequencies,
-                    const CacheAppendArgs& args, std::byte* params);
+                    const CacheAppendArgs& args, int tile_tokens, std::byte* params);
 
 }  // namespace tilewright
 

@@ -613,10 +613,11 @@ StateOr Runtime::Impl::MakeState(const device::DeviceManager::Current& where, co
     decision = PlanMerge(key.spec, std::string(where.device->traits.target));
   } else if (key.purpose == Purpose::kAppend) {
     TILEWRIGHT_ASSIGN_OR_RETURN(
-        decision.plan, plan::PlanCacheAppend(key.append, std::string(where.device->traits.target)));
+        decision.plan, plan::PlanCacheAppend(key.append, std::string(where.device->traits.target),
+                                             where.device->board.num_sms));
     decision.candidates = {decision.plan};
-    decision.why =
-        absl::StrCat("cache_append: a block writes all rows of ", decision.plan.block_m, " tokens");
+    decision.why = absl::StrCat("cache_append: a block writes all rows of up to ",
+                                decision.plan.block_m, " tokens at a time");
   } else if (key.spec.heads_q > 0) {
     TILEWRIGHT_ASSIGN_OR_RETURN(decision, Decide(where, key.spec));
     job = JobFor(where, key, decision);
@@ -932,7 +933,8 @@ absl::Status Runtime::Append(const PreparedAttention& append, const CacheAppendA
   const plan::LaunchShape shape = plan::CacheAppendLaunch(kernel.plan, args);
   if (shape.grid == 0) return absl::OkStatus();
   alignas(16) std::byte params[kMaxParamBytes];
-  PackAppendArgs(state.append, state.frequencies, args, params);
+  PackAppendArgs(state.append, state.frequencies, args,
+                 plan::CacheAppendTileTokens(kernel.plan, args), params);
   return kernel.resident->loaded->Launch(
       {shape.grid, shape.block, shape.smem_bytes, shape.overlaps}, params, stream);
 }

@@ -25,7 +25,7 @@ using reference::AppendCase;
 void RunCase(AppendCase& c, int calls = 1) {
   const CacheAppendSpec spec = spec::Canonicalise(c.spec);
   SCOPED_TRACE(spec::ToText(spec));
-  const auto plan = plan::PlanCacheAppend(spec, "sm_90a");
+  const auto plan = plan::PlanCacheAppend(spec, "sm_90a", /*num_sms=*/3);
   ASSERT_TRUE(plan.ok()) << plan.status();
   const emulated::Kernel kernel(emit::EmitCacheAppend(spec, *plan));
   ASSERT_EQ(kernel.error(), "");
@@ -33,7 +33,8 @@ void RunCase(AppendCase& c, int calls = 1) {
     const auto expected = c.Expect();
     ASSERT_TRUE(spec::ValidateArgs(spec, c.args).ok()) << spec::ValidateArgs(spec, c.args);
     alignas(16) std::byte params[kMaxParamBytes];
-    PackAppendArgs(spec, RotaryFrequencies(spec), c.args, params);
+    PackAppendArgs(spec, RotaryFrequencies(spec), c.args,
+                   plan::CacheAppendTileTokens(*plan, c.args), params);
     const plan::LaunchShape shape = plan::CacheAppendLaunch(*plan, c.args);
     std::vector<cuda_on_host::MemoryRange> memory;
     for (const AppendCase::Buffer& buffer : c.Buffers()) {

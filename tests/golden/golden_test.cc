@@ -174,7 +174,7 @@ TEST(GoldenAppendTest, EmittedTextIsTheFiles) {
                                                    .heads_kv = 8,
                                                    .page_size = 16,
                                                    .rotary = Rotary::kHalfSplit});
-  const auto plan = plan::PlanCacheAppend(spec, "sm_90a");
+  const auto plan = plan::PlanCacheAppend(spec, "sm_90a", /*num_sms=*/132);
   ASSERT_TRUE(plan.ok()) << plan.status();
   CheckFile(kAppendGolden, EmitCacheAppend(spec, *plan).text);
 }

@@ -11,9 +11,9 @@
 
 namespace {
 
-constexpr int64_t kBatch = 2, kHeads = 32, kGroup = kHeads / PagedCache::kHeadsKv;
-constexpr int64_t kDim = PagedCache::kDim, kMaxPages = 7,
-                  kMaxTokens = kMaxPages * PagedCache::kPage;
+constexpr int64_t kBatch = 2, kHeads = 32, kGroup = kHeads / PagedDecoder::kHeadsKv;
+constexpr int64_t kDim = PagedDecoder::kDim, kMaxPages = 7,
+                  kMaxTokens = kMaxPages * PagedDecoder::kPage;
 constexpr int32_t kLengths[kBatch] = {37, 94};  // of which the second reaches a new page
 constexpr int kSteps = 3;
 // Pages lie in no order: those of the first sequence are odd, those of the second even.
@@ -89,10 +89,7 @@ int main() {
   cuDevicePrimaryCtxRetain(&context, 0);
   cuCtxSetCurrent(context);
   auto runtime = tilewright::Runtime::Create({});
-  auto decoder = Decoder::Create(**runtime, kBatch, kMaxPages);
-  if (!decoder.ok()) return std::cerr << decoder.status() << "\n", 1;
-
-  constexpr int64_t kRow = PagedCache::kHeadsKv * kDim, kQueryRow = kHeads * kDim;
+  constexpr int64_t kRow = PagedDecoder::kHeadsKv * kDim, kQueryRow = kHeads * kDim;
   const auto k = Values(kBatch * kMaxTokens * kRow, 100'000);
   const auto v = Values(kBatch * kMaxTokens * kRow, 900'000);
   std::vector<int32_t> table;
@@ -101,15 +98,23 @@ int main() {
     for (int64_t page = 0; page < kMaxPages; ++page) table.push_back(PageOf(b, page));
     for (int64_t j = 0; j < kLengths[b]; ++j) {
       const int64_t at =
-          (PageOf(b, j / PagedCache::kPage) * PagedCache::kPage + j % PagedCache::kPage) * kRow;
+          (PageOf(b, j / PagedDecoder::kPage) * PagedDecoder::kPage + j % PagedDecoder::kPage) *
+          kRow;
       sequences[b].k.push_back(Floats({k.begin() + at, k.begin() + at + kRow}));
       sequences[b].v.push_back(Floats({v.begin() + at, v.begin() + at + kRow}));
     }
   }
   const std::vector<int32_t> lengths(kLengths, kLengths + kBatch), ticket = {0};
-  const PagedCache cache = {OnDevice(k), OnDevice(v), static_cast<int32_t*>(OnDevice(table)),
-                            static_cast<int32_t*>(OnDevice(lengths)),
-                            static_cast<int32_t*>(OnDevice(ticket))};
+  PagedDecoder decoder = {.batch = kBatch,
+                          .max_pages = kMaxPages,
+                          .k = OnDevice(k),
+                          .v = OnDevice(v),
+                          .table = static_cast<int32_t*>(OnDevice(table)),
+                          .lengths = static_cast<int32_t*>(OnDevice(lengths)),
+                          .ticket = static_cast<int32_t*>(OnDevice(ticket)),
+                          .runtime = runtime->get()};
+  absl::Status status = decoder.Prepare();
+  if (!status.ok()) return std::cerr << status << "\n", 1;
   std::vector<uint16_t> o(kBatch * kQueryRow);
   void* const o_device = OnDevice(o);
   double worst = 0;
@@ -117,8 +122,7 @@ int main() {
     const auto q = Values(kBatch * kQueryRow, 1'000 * step);
     const auto new_k = Values(kBatch * kRow, 7'000 + 1'000 * step);
     const auto new_v = Values(kBatch * kRow, 70'000 + 1'000 * step);
-    const absl::Status status =
-        decoder->Step(cache, OnDevice(q), OnDevice(new_k), OnDevice(new_v), o_device, nullptr);
+    status = decoder.Step(OnDevice(q), OnDevice(new_k), OnDevice(new_v), o_device, nullptr);
     if (!status.ok()) return std::cerr << status << "\n", 1;
     cuMemcpyDtoH(o.data(), reinterpret_cast<CUdeviceptr>(o_device), o.size() * sizeof(o[0]));
     for (int64_t b = 0; b < kBatch; ++b) {
