@@ -15,11 +15,11 @@ struct Params {
 // The host fills these bytes: src/emit/param_layout.cc.
 static_assert(TILEWRIGHT_OFFSETOF(Params, core) == 0);
 static_assert(TILEWRIGHT_OFFSETOF(Params, varlen) == 232);
-static_assert(TILEWRIGHT_OFFSETOF(Params, page_table) == 256);
-static_assert(TILEWRIGHT_OFFSETOF(Params, k_scale) == 272);
-static_assert(TILEWRIGHT_OFFSETOF(Params, v_scale) == 304);
-static_assert(TILEWRIGHT_OFFSETOF(Params, parts) == 336);
-static_assert(sizeof(Params) == 416);
+static_assert(TILEWRIGHT_OFFSETOF(Params, page_table) == 264);
+static_assert(TILEWRIGHT_OFFSETOF(Params, k_scale) == 280);
+static_assert(TILEWRIGHT_OFFSETOF(Params, v_scale) == 312);
+static_assert(TILEWRIGHT_OFFSETOF(Params, parts) == 344);
+static_assert(sizeof(Params) == 424);
 
 struct Config {
   // spec
@@ -82,8 +82,8 @@ struct Params {
 // The host fills these bytes: src/emit/param_layout.cc.
 static_assert(TILEWRIGHT_OFFSETOF(Params, core) == 0);
 static_assert(TILEWRIGHT_OFFSETOF(Params, varlen) == 232);
-static_assert(TILEWRIGHT_OFFSETOF(Params, parts) == 256);
-static_assert(sizeof(Params) == 336);
+static_assert(TILEWRIGHT_OFFSETOF(Params, parts) == 264);
+static_assert(sizeof(Params) == 344);
 
 struct Config {
   // spec

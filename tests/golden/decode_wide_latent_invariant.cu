@@ -13,9 +13,9 @@ struct Params {
 // The host fills these bytes: src/emit/param_layout.cc.
 static_assert(TILEWRIGHT_OFFSETOF(Params, core) == 0);
 static_assert(TILEWRIGHT_OFFSETOF(Params, varlen) == 232);
-static_assert(TILEWRIGHT_OFFSETOF(Params, page_table) == 256);
-static_assert(TILEWRIGHT_OFFSETOF(Params, parts) == 272);
-static_assert(sizeof(Params) == 352);
+static_assert(TILEWRIGHT_OFFSETOF(Params, page_table) == 264);
+static_assert(TILEWRIGHT_OFFSETOF(Params, parts) == 280);
+static_assert(sizeof(Params) == 360);
 
 struct Config {
   // spec
@@ -76,8 +76,8 @@ struct Params {
 // The host fills these bytes: src/emit/param_layout.cc.
 static_assert(TILEWRIGHT_OFFSETOF(Params, core) == 0);
 static_assert(TILEWRIGHT_OFFSETOF(Params, varlen) == 232);
-static_assert(TILEWRIGHT_OFFSETOF(Params, parts) == 256);
-static_assert(sizeof(Params) == 336);
+static_assert(TILEWRIGHT_OFFSETOF(Params, parts) == 264);
+static_assert(sizeof(Params) == 344);
 
 struct Config {
   // spec

@@ -12,8 +12,8 @@ struct Params {
 // The host fills these bytes: src/emit/param_layout.cc.
 static_assert(TILEWRIGHT_OFFSETOF(Params, core) == 0);
 static_assert(TILEWRIGHT_OFFSETOF(Params, varlen) == 232);
-static_assert(TILEWRIGHT_OFFSETOF(Params, page_table) == 256);
-static_assert(sizeof(Params) == 272);
+static_assert(TILEWRIGHT_OFFSETOF(Params, page_table) == 264);
+static_assert(sizeof(Params) == 280);
 
 struct Config {
   // spec

@@ -12,7 +12,7 @@ struct Params {
 // The host fills these bytes: src/emit/param_layout.cc.
 static_assert(TILEWRIGHT_OFFSETOF(Params, core) == 0);
 static_assert(TILEWRIGHT_OFFSETOF(Params, varlen) == 232);
-static_assert(sizeof(Params) == 256);
+static_assert(sizeof(Params) == 264);
 
 struct Config {
   // spec
