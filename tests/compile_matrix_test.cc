@@ -212,10 +212,13 @@ void AddBwdCases(std::vector<Case>& cases) {
     add(plan::Family::kBwdSm80, kBwdFeatures[0], dims, "sm_86");
   }
   add(plan::Family::kBwdSm80, kBwdFeatures[3], "128", "sm_90a");
-  for (std::string_view dims : {"8", "40", "64", "72", "96", "128"}) {
+  for (std::string_view dims : {"8", "40", "64", "72", "96", "128", "192/128", "256"}) {
     add(plan::Family::kBwdSm90, kBwdFeatures[1], dims, "sm_90a");
   }
   add(plan::Family::kBwdSm90, kBwdFeatures[0], "128", "sm_90a");
+  for (std::string_view dims : {"64", "128"}) {
+    add(plan::Family::kBwdSm90, kBwdFeatures[2], dims, "sm_90a");
+  }
   add(plan::Family::kBwdSm90, "bf16 h=8/2 window=127,0 sinks sinks_grad", "64", "sm_90a");
   for (std::string_view target : {"sm_80", "sm_120a"}) {
     add(plan::Family::kBwdSm80, kBwdFeatures[2], "128", target);

@@ -10,26 +10,37 @@
 //             dV += P dO,  dK += dS Q         P and dS from registers
 //             dQ = dS^T K                     dS through shared memory, of all keys; added to
 //                                             memory by bulk additions (mma/dq_sums.cuh)
-//           dQ is made one step late, so that warpgroups need not wait for each other's dS: one
-//           computes weights while the other multiplies. S of the next step is issued before dQ is
-//           waited for.
+// Order     The two warpgroups take turns: one issues its products, one burst a step, while the
+//           other computes weights from its last ones. A burst of step i is
+//             dV and dK of step i - 1 | dQ of step i - 2 | S | dP
+//           dQ is two steps late because the other warpgroup's dS is half a step behind. S is
+//           issued before dQ is waited for, which is added to memory while S is made, and dP before
+//           S is waited for, so the tensor cores always have a product waiting. The turn is passed
+//           when S has arrived or, with 128 rows, whose weights take longer, when dP has been
+//           issued. (With dQ first ptxas finds too few registers, C7512.) Steps -2 and
+//           -1 are of no rows: they multiply zeros while the first copies are under way.
 // Warps     Warpgroup 0 loads: thread 0 by tensor maps, warps 1 to 3 the row statistics and what no
 //           tensor map describes. Warpgroups 1 and 2 compute. Of dQ each has 64 rows or, where
 //           kBlockM is 64, 64 columns.
-// Barriers  kv_full        a loading warp each, and the bytes, once a tile that has steps
-//           kv_empty       a warpgroup each, when dK and dV have left shared memory
+// Barriers  kv_full        a loading warp each, and the bytes
 //           rows_full[s]   a loading warp each, and the bytes
 //           rows_empty[s]  a computing warp each, after dV and dK of the step
 //           ds_full[s]     a computing warp each, when it has written its dS
 //           ds_empty[s]    a computing warp each, after dQ
 //           named 1        the computing warpgroups, when all have read K and V
 //           named 2 + w    warpgroup w of them, around its dK and dV in shared memory
+//           named 4 + w    warpgroup w of them, which waits for its turn, and the other
+// dQ turns  kDeterministic: the blocks of keys add to a tile of dQ one after the other, the last
+//           first, so that under a causal mask, where these get to a tile first, nobody waits long.
+//           A warp asks at the start of a step whose turn it is, and counts itself at the end of
+//           it, when its addition has been made. Blocks draw numbers, so none waits for one that
+//           has not begun.
 // Masks     By selection of P and dS. A NaN of a masked key stays within its tile.
 // Shared    k, v   [panel][kBlockN][64]           rows of 128 bytes, 128-byte swizzle, panels of 64
 //           q, d_o [kStages][panel][kBlockM][64]  columns; columns beyond the dim are zeros
-//           ds     [kStages][kBlockM / 64][kBlockN][64]  a row a key
+//           ds     [2][kBlockM / 64][kBlockN][64]  a row a key
 //           dq     [warp][fragment][128]          a warp's part of dQ on its way to memory
-//           lse (log2), delta  [kStages][kBlockM]
+//           lse (log2), delta  [2][kBlockM], in the order of LaneRows
 //           dK and dV in the end over k and v
 #ifndef TILEWRIGHT_FAMILY_ATTN_BWD_SM90_CUH_
 #define TILEWRIGHT_FAMILY_ATTN_BWD_SM90_CUH_
@@ -42,6 +53,8 @@
 #include "core/problem.cuh"
 #include "core/warp_reduce.cuh"
 #include "core/words.cuh"
+#include "mma/bwd_consumer.cuh"
+#include "mma/bwd_key_tiles.cuh"
 #include "mma/dq_sums.cuh"
 #include "policy/alibi_gradient.cuh"
 #include "policy/dropout.cuh"
@@ -53,6 +66,8 @@
 #include "policy/score_chain.cuh"
 #include "policy/sink.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/global_memory.cuh"
+#include "ptx/griddep.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/named_barrier.cuh"
@@ -65,15 +80,10 @@
 namespace tilewright {
 namespace bwd_sm90 {
 
-inline constexpr int kWarpgroup = 128;     // threads
-inline constexpr int kWarpgroupKeys = 64;  // M of a wgmma
-inline constexpr int kPanelColumns = 64;   // 128 bytes, the width of the swizzle
-inline constexpr int kRowBytes = 128;      // of a panel
-inline constexpr int kUnit = 16;           // bytes that a descriptor counts in
-inline constexpr int kLoadingWarps = 4;
-inline constexpr int kCopyThreads = 96;
 inline constexpr int kConsumersBarrier = 1;
 inline constexpr int kFirstStoreBarrier = 2;
+inline constexpr int kFirstTurnBarrier = 4;
+inline constexpr int kDsStages = 2;
 
 template <class Config>
 struct Shape {
@@ -93,12 +103,16 @@ struct Shape {
   static constexpr int kPairs = Config::kBlockM / 2;
   static constexpr int kSumsK = Config::kHeadDimQk / 2;
   static constexpr int kSumsV = Config::kHeadDimV / 2;
+  // Statistics that a lane reads at a time; of 128 rows more would spill.
+  static constexpr int kLaneRows = Config::kBlockM > kPanelColumns ? 2 : 4;
   // Warpgroups share dQ by rows; with one panel of rows, by panels of columns.
   static constexpr bool kByRows = Config::kBlockM > kPanelColumns;
   static constexpr int kQkTiles = Config::kHeadDimQk / 8;  // of 8 columns
   static constexpr int kDqTiles = kByRows ? kQkTiles : kPanelColumns / 8;
   static constexpr int kFloatsOfDqTile = Config::kBlockM * kQkTiles * 8;
   static constexpr int kFloatsOfFragment = 128;
+  static constexpr bool kBeginsWithZeros = true;
+  static constexpr bool kWarpgroupsShareKeys = false;
 };
 
 template <class Config>
@@ -107,498 +121,254 @@ struct alignas(1024) SharedStorage {
   u16 v[Shape<Config>::kPanelsV][Config::kBlockN][kPanelColumns];
   u16 q[Config::kStages][Shape<Config>::kPanelsQk][Config::kBlockM][kPanelColumns];
   u16 d_o[Config::kStages][Shape<Config>::kPanelsV][Config::kBlockM][kPanelColumns];
-  u16 ds[Config::kStages][Shape<Config>::kPanelsM][Config::kBlockN][kPanelColumns];
+  u16 ds[kDsStages][Shape<Config>::kPanelsM][Config::kBlockN][kPanelColumns];
   alignas(16) float dq[Shape<Config>::kConsumerWarps][Shape<Config>::kDqTiles]
                       [Shape<Config>::kFloatsOfFragment];
-  alignas(16) float lse[Config::kStages][Config::kBlockM];
-  alignas(16) float delta[Config::kStages][Config::kBlockM];
+  alignas(16) float lse[kStatsStages][Config::kBlockM];
+  alignas(16) float delta[kStatsStages][Config::kBlockM];
+  KeyTile tile;  // registers are scarce
   alignas(8) u64 kv_full;
-  u64 kv_empty;
   u64 rows_full[Config::kStages];
   u64 rows_empty[Config::kStages];
-  u64 ds_full[Config::kStages];
-  u64 ds_empty[Config::kStages];
-};
-
-// A stage of a ring of buffers, and the parity of the phase that is waited for.
-template <class Config>
-struct Ring {
-  int stage = 0;
-  u32 parity = 0;
-  __device__ __forceinline__ void Advance() {
-    if (++stage == Config::kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
-__device__ __forceinline__ void Wait(const u64& barrier, u32 parity) {
-  while (!ptx::mbarrier_try_wait_parity(ptx::SharedAddress(&barrier), parity)) {
-  }
-}
-
-__device__ __forceinline__ void Arrive(const u64& barrier) {
-  ptx::mbarrier_arrive(ptx::SharedAddress(&barrier));
-}
-
-// Of this warp, after all its lanes.
-__device__ __forceinline__ void WarpArrives(const u64& barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) Arrive(barrier);
-}
-
-// A block's keys, and the tiles of rows that see any of them. Small: it lives in registers.
-struct KeyTile {
-  int batch;
-  int head_kv;
-  int kv_begin;
-  int begin;  // tiles of rows
-  int end;
-  int full_begin;  // those whose rows all see all keys
-  int full_end;
-  __device__ __forceinline__ bool HasSteps() const { return begin < end; }
-};
-
-template <class Config, class Params>
-__device__ __forceinline__ Problem ProblemOf(const KeyTile& tile, const Params& params) {
-  return MakeProblem<Config>(tile.batch, i64{tile.head_kv} * Config::kGroup, params);
-}
-
-template <class Config, class Params>
-__device__ __forceinline__ KeyTile FindTile(u32 number, const Params& params) {
-  using Mask = typename Config::Mask;
-  const abi::BwdSm90Args& args = params.sm90;
-  const u32 section = number / (args.section_heads * args.key_tiles);
-  const u32 in_section = number - section * args.section_heads * args.key_tiles;
-  const u32 first_head = section * args.section_heads;
-  const u32 heads = min(args.section_heads, args.heads - first_head);
-  const u32 head = first_head + in_section % heads;
-  const u32 heads_kv = static_cast<u32>(params.core.heads_kv);
-  KeyTile tile = {};
-  tile.batch = static_cast<int>(head / heads_kv);
-  tile.head_kv = static_cast<int>(head % heads_kv);
-  tile.kv_begin = static_cast<int>(in_section / heads) * Config::kBlockN;
-  const Problem problem = ProblemOf<Config>(tile, params);
-  const i64 kv_end = Min(i64{tile.kv_begin} + Config::kBlockN, problem.seqlen_kv);
-  if (tile.kv_begin >= kv_end) return tile;
-  const RowTiles rows =
-      RowTilesOfKeys<Mask>(problem, tile.kv_begin, kv_end, Config::kBlockM, params);
-  tile.begin = static_cast<int>(rows.begin);
-  tile.end = static_cast<int>(rows.end);
-  if (tile.kv_begin + Config::kBlockN == kv_end) {
-    const RowTiles full =
-        FullRowTilesOfKeys<Mask>(problem, tile.kv_begin, kv_end, Config::kBlockM, rows, params);
-    tile.full_begin = static_cast<int>(full.begin);
-    tile.full_end = static_cast<int>(full.end);
-  }
-  return tile;
-}
-
-// Calls visit(tile) for the tiles of this block; abi::BwdSm90Args says in what order they come.
-template <class Config, class Params, class Visit>
-__device__ __forceinline__ void ForEachTile(const Params& params, const Visit& visit) {
-#pragma unroll 1
-  for (u32 n = blockIdx.x; n < params.sm90.tiles; n += gridDim.x) {
-    visit(FindTile<Config>(n, params));
-  }
-}
-
-// ---- the loading warpgroup ----
-
-// Copies a tile element by element: rows from `valid_rows` on and columns beyond kColumns become
-// zeros. By warps 1 to 3.
-template <int kColumns, int kPanels, int kRows>
-__device__ __forceinline__ void CopyTile(u16 (*tile)[kRows][kPanelColumns], const void* source,
-                                         i64 row_stride, i64 valid_rows) {
-  constexpr int kWidth = kPanels * kPanelColumns;
-#pragma unroll 1
-  for (int n = static_cast<int>(threadIdx.x) - 32; n < kRows * kWidth; n += kCopyThreads) {
-    const int row = n / kWidth, column = n % kWidth;
-    const int at = (column / 8 % 8 ^ row % 8) * 8 + column % 8;
-    tile[column / kPanelColumns][row][at] =
-        row < valid_rows && column < kColumns
-            ? static_cast<const u16*>(source)[row * row_stride + column]
-            : u16{0};
-  }
-  ptx::fence_proxy_async_shared();
-}
-
-template <class Config, class Params>
-struct Loader {
-  using S = Shape<Config>;
-  SharedStorage<Config>& shared;
-  const Params& params;
-  Ring<Config> ring = {0, 1};  // parities of the slots being empty: the first wait passes
-  u32 kv_parity = 1;
-
-  __device__ __forceinline__ static const void* RowsOf(const void* tensor,
-                                                       const abi::TensorStrides& strides, i64 batch,
-                                                       i64 head, i64 row) {
-    return static_cast<const u16*>(tensor) + batch * strides.batch + head * strides.head +
-           row * strides.seq;
-  }
-
-  template <int kPanels, int kRows>
-  __device__ __forceinline__ static void LoadPanels(const u16 (*tile)[kRows][kPanelColumns],
-                                                    const abi::TensorMap* map, const u64& full,
-                                                    int row, int head, int batch) {
-#pragma unroll
-    for (int panel = 0; panel < kPanels; ++panel) {
-      ptx::cp_async_bulk_tensor_4d_load(
-          ptx::SharedAddress(&tile[panel]), map, ptx::SharedAddress(&full), panel * kPanelColumns,
-          static_cast<int>(row), static_cast<int>(head), static_cast<int>(batch));
-    }
-  }
-
-  // ---- thread 0
-
-  __device__ __forceinline__ void LoadKeysByMap(const KeyTile& tile) {
-    if ((params.sm90.by_threads & abi::kKvByThreads) != 0) return Arrive(shared.kv_full);
-    ptx::mbarrier_arrive_expect_tx(ptx::SharedAddress(&shared.kv_full), S::kBytesK + S::kBytesV);
-    LoadPanels<S::kPanelsQk>(shared.k, &params.sm90.k, shared.kv_full, tile.kv_begin, tile.head_kv,
-                             tile.batch);
-    LoadPanels<S::kPanelsV>(shared.v, &params.sm90.v, shared.kv_full, tile.kv_begin, tile.head_kv,
-                            tile.batch);
-  }
-
-  __device__ __forceinline__ void LoadRowsByMap(const KeyTile& tile, int h, int m) {
-    const u64& full = shared.rows_full[ring.stage];
-    Wait(shared.rows_empty[ring.stage], ring.parity);
-    if ((params.sm90.by_threads & abi::kQByThreads) != 0) return Arrive(full);
-    const int row = m * Config::kBlockM;
-    ptx::mbarrier_arrive_expect_tx(ptx::SharedAddress(&full), S::kBytesQ + S::kBytesDo);
-    LoadPanels<S::kPanelsQk>(shared.q[ring.stage], &params.sm90.q, full, row, h, tile.batch);
-    LoadPanels<S::kPanelsV>(shared.d_o[ring.stage], &params.sm90.d_o, full, row, h, tile.batch);
-  }
-
-  // ---- warps 1 to 3
-
-  __device__ __forceinline__ void LoadKeysByThreads(const KeyTile& tile) {
-    if ((params.sm90.by_threads & abi::kKvByThreads) != 0) {
-      const abi::AttnFwdParams& core = params.core;
-      const i64 valid = SeqlenKv<Config>(params) - tile.kv_begin;
-      CopyTile<Config::kHeadDimQk, S::kPanelsQk>(
-          shared.k, RowsOf(core.k, core.k_strides, tile.batch, tile.head_kv, tile.kv_begin),
-          core.k_strides.seq, valid);
-      CopyTile<Config::kHeadDimV, S::kPanelsV>(
-          shared.v, RowsOf(core.v, core.v_strides, tile.batch, tile.head_kv, tile.kv_begin),
-          core.v_strides.seq, valid);
-    }
-    WarpArrives(shared.kv_full);
-  }
-
-  __device__ __forceinline__ void LoadRowsByThreads(const KeyTile& tile, int h, int m) {
-    constexpr int kRows = (Config::kBlockM + kCopyThreads - 1) / kCopyThreads;  // of a thread
-    const abi::AttnFwdParams& core = params.core;
-    const abi::AttnBwdParams& gradients = params.gradients;
-    const int row = m * Config::kBlockM;
-    const int valid = static_cast<int>(Min(SeqlenQ<Config>(params) - row, Config::kBlockM));
-    const abi::RowStats* stats =
-        gradients.row_stats + (tile.batch * core.heads_q + h) * gradients.stats_rows + row;
-    // On their way while the slot is waited for. Rows beyond the end have no weights.
-    abi::RowStats mine[kRows];
-#pragma unroll
-    for (int n = 0; n < kRows; ++n) {
-      const int r = static_cast<int>(threadIdx.x) - 32 + n * kCopyThreads;
-      mine[n] = {Infinity(), 0};
-      if (r < valid) mine[n] = stats[r];
-    }
-    Wait(shared.rows_empty[ring.stage], ring.parity);
-#pragma unroll
-    for (int n = 0; n < kRows; ++n) {
-      const int r = static_cast<int>(threadIdx.x) - 32 + n * kCopyThreads;
-      if (r >= Config::kBlockM) break;
-      shared.lse[ring.stage][r] = mine[n].lse * kLog2OfE;
-      shared.delta[ring.stage][r] = mine[n].delta;
-    }
-    if ((params.sm90.by_threads & abi::kQByThreads) != 0) {
-      CopyTile<Config::kHeadDimQk, S::kPanelsQk>(shared.q[ring.stage],
-                                                 RowsOf(core.q, core.q_strides, tile.batch, h, row),
-                                                 core.q_strides.seq, valid);
-      CopyTile<Config::kHeadDimV, S::kPanelsV>(
-          shared.d_o[ring.stage], RowsOf(gradients.d_o, gradients.d_o_strides, tile.batch, h, row),
-          gradients.d_o_strides.seq, valid);
-    }
-    WarpArrives(shared.rows_full[ring.stage]);
-  }
-
-  // kByMap: the part of thread 0, otherwise that of warps 1 to 3.
-  template <bool kByMap>
-  __device__ __forceinline__ void LoadTiles() {
-    ForEachTile<Config>(params, [&](const KeyTile& tile) {
-      Wait(shared.kv_empty, kv_parity);
-      kv_parity ^= 1;
-      if (!tile.HasSteps()) return;
-      if constexpr (kByMap) {
-        LoadKeysByMap(tile);
-      } else {
-        LoadKeysByThreads(tile);
-      }
-#pragma unroll 1
-      for (int g = 0; g < Config::kGroup; ++g) {
-#pragma unroll 1
-        for (int m = tile.begin; m < tile.end; ++m) {
-          const int h = tile.head_kv * Config::kGroup + g;
-          if constexpr (kByMap) {
-            LoadRowsByMap(tile, h, m);
-          } else {
-            LoadRowsByThreads(tile, h, m);
-          }
-          ring.Advance();
-        }
-      }
-    });
-  }
+  u64 ds_full[kDsStages];
+  u64 ds_empty[kDsStages];
 };
 
 // ---- the computing warpgroups ----
 
-struct alignas(8) Pair {
-  float value[2];
-};
-
 template <class Config, class Params>
-struct Consumer {
+struct Consumer : ConsumerBase<Config, Params> {
+  using Base = ConsumerBase<Config, Params>;
+  using Base::CounterOf;
+  using Base::Descriptor;
+  using Base::FindRows;
+  using Base::KeysOf;
+  using Base::lane;
+  using Base::params;
+  using Base::RowsOf;
+  using Base::shared;
+  using Base::thread;
+  using Base::warpgroup;
   using S = Shape<Config>;
   using Element = typename Config::Element;
   using Mask = typename Config::Mask;
   using Wgmma = typename Config::Wgmma;
 
-  SharedStorage<Config>& shared;
-  const Params& params;
-  const int warpgroup;  // of the consumers
-  const int thread;     // of the warpgroup
-  const float to_log2;
-  u32 rows_count = 0;  // of steps so far: stage and parity of the ring of rows
-  u32 ds_count = 0;    // likewise of the ring of dS; dQ is one behind
-  u32 kv_parity = 0;
-
-  // Rows of the tile's problem that see the keys of this thread's rows r and r + 8.
-  int first_row[2];
-  int end_row[2];
+  Ring<Config::kStages> rows;
+  u32 ds_count = 0;  // of steps so far, -2 and -1 included
 
   // Layouts as in ptx/wgmma.cuh: rows are keys, but for dq.
   float dk[S::kSumsK];
   float dv[S::kSumsV];
-  u32 p[S::kPairs / 2];  // operands of products that are under way from one step to the next
+  u32 p[S::kPairs / 2];  // operands of dV and dK
   u32 ds[S::kPairs / 2];
 
   __device__ __forceinline__ Consumer(SharedStorage<Config>& shared, const Params& params)
-      : shared(shared),
-        params(params),
-        // Shuffled, so that the compiler knows that a warp agrees.
-        warpgroup(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0) - 1),
-        thread(static_cast<int>(threadIdx.x) % kWarpgroup),
-        to_log2(params.core.scale * kLog2OfE) {}
+      : Base(shared, params) {}
 
-  __device__ __forceinline__ static u64 Descriptor(const void* tile, int panel_rows) {
-    return ptx::SwizzledDescriptor(ptx::SharedAddress(tile), panel_rows * kRowBytes);
-  }
-  // Of this warpgroup's keys, of its part of dS and K for dQ, and of a stage's rows.
-  __device__ __forceinline__ u64 KeysOf(const u16 (*panels)[Config::kBlockN][kPanelColumns]) const {
-    return Descriptor(&panels[0][warpgroup * kWarpgroupKeys], Config::kBlockN);
-  }
+  // Of its part of dS and K for dQ.
   __device__ __forceinline__ u64 PartOf(const u16 (*panels)[Config::kBlockN][kPanelColumns],
                                         bool mine) const {
     return Descriptor(&panels[mine ? warpgroup : 0], Config::kBlockN);
   }
-  __device__ __forceinline__ u64 RowsOf(const u16 (*panels)[Config::kBlockM][kPanelColumns]) const {
-    return Descriptor(panels, Config::kBlockM);
-  }
-
-  __device__ __forceinline__ int lane() const { return thread % 32; }
-  // The key of the block's tile that this thread's row r or r + 8 stands for.
-  __device__ __forceinline__ int Key(int half) const {
-    return warpgroup * kWarpgroupKeys + thread / 32 * 16 + lane() / 4 + half * 8;
-  }
-
-  __device__ __forceinline__ void FindRows(const KeyTile& tile) {
-    const Problem problem = ProblemOf<Config>(tile, params);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const RowInterval rows = Mask::KeyRows(problem, tile.kv_begin + Key(half), params);
-      const int mine = 2 * (lane() % 4);
-      constexpr int kNone = 0x7fffffff;
-      first_row[half] = rows.begin < rows.end ? static_cast<int>(Max(rows.begin, 0)) - mine : kNone;
-      end_row[half] = static_cast<int>(Max(rows.end, 0)) - mine;
-    }
-  }
-
-  // s from products to weights. Rows beyond the end have none, because of their LSE.
-  template <bool kFull>
-  __device__ __forceinline__ void Weights(float (&s)[S::kPairs], int stage, int q_begin) const {
-    int begin[2] = {}, end[2] = {};
-    if constexpr (!kFull) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        begin[half] = first_row[half] - q_begin;
-        end[half] = end_row[half] - q_begin;
-      }
-    }
-    const float* const lse = &shared.lse[stage][2 * (lane() % 4)];
-#pragma unroll
-    for (int n = 0; n < S::kPairs / 4; ++n) {
-      const Pair reference = *reinterpret_cast<const Pair*>(lse + 8 * n);
-#pragma unroll
-      for (int at = 0; at < 4; ++at) {
-        float& weight = s[4 * n + at];
-        weight = ptx::ex2_approx_ftz(fmaf(weight, to_log2, -reference.value[at % 2]));
-        if constexpr (!kFull) {
-          const int column = 8 * n + at % 2;
-          bool keep = column >= begin[at / 2];
-          if constexpr (Mask::kCutsLeft) keep = keep && column < end[at / 2];
-          weight = keep ? weight : 0.f;
-        }
-      }
-    }
-  }
-
   // The weights `s` to p; `dp`, gradients of weights, to those of scores in ds.
   template <bool kFull>
   __device__ __forceinline__ void PackStep(const float (&s)[S::kPairs],
-                                           const float (&dp)[S::kPairs], int stage) {
-    const float* const deltas = &shared.delta[stage][2 * (lane() % 4)];
+                                           const float (&dp)[S::kPairs]) {
+    constexpr int kValues = 2 * S::kLaneRows;
+    const float* const deltas = &shared.delta[ds_count % kStatsStages][S::kLaneRows * (lane() % 4)];
 #pragma unroll
-    for (int n = 0; n < S::kPairs / 4; ++n) {
-      const Pair delta = *reinterpret_cast<const Pair*>(deltas + 8 * n);
+    for (int n = 0; n < S::kPairs / kValues; ++n) {
+      const auto delta = *reinterpret_cast<const LaneRows<S::kLaneRows>*>(deltas + 2 * kValues * n);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      for (int pair = 0; pair < kValues / 2; ++pair) {
+        const int at = kValues / 2 * n + pair;
         float gradient[2];
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          const float weight = s[4 * n + 2 * half + c];
-          gradient[c] = weight * (dp[4 * n + 2 * half + c] - delta.value[c]);
+          const float weight = s[2 * at + c];
+          gradient[c] = weight * (dp[2 * at + c] - delta.value[pair / 2 * 2 + c]);
           // The dO * V of a masked key may be anything.
           if constexpr (!kFull) gradient[c] = weight == 0 ? 0.f : gradient[c];
         }
-        const int at = 2 * n + half;
         p[at] = ptx::cvt_rn_x2_f32(s[2 * at + 1], s[2 * at], Element{});
         ds[at] = ptx::cvt_rn_x2_f32(gradient[1], gradient[0], Element{});
       }
     }
   }
 
-  // This warp's 16 rows of panels of 64 columns.
-  template <int kChunks, int kRows>
-  __device__ __forceinline__ void StoreRows(u16 (*panels)[kRows][kPanelColumns],
-                                            const u32 (&packed)[2 * kChunks]) const {
-    const int row = warpgroup * kWarpgroupKeys + thread / 32 * 16 + lane() % 16;
-    // A row starts on a multiple of 128 bytes: the swizzle of a chunk is one exclusive or.
-    const u32 first = ptx::SharedAddress(&panels[0][row][(lane() / 16 ^ row % 8) * 8]);
-#pragma unroll
-    for (int chunk = 0; chunk < kChunks; chunk += 2) {
-      const u32 address = (first ^ chunk % 8 * 16) + chunk / 8 * kRows * kRowBytes;
-      if (chunk + 1 < kChunks) {
-        ptx::stmatrix_x4(address, packed[2 * chunk], packed[2 * chunk + 1], packed[2 * chunk + 2],
-                         packed[2 * chunk + 3]);
-      } else {
-        ptx::stmatrix_x2(address, packed[2 * chunk], packed[2 * chunk + 1]);
-      }
-    }
-  }
-
   // Waits until all warpgroups have read what the next dS overwrites.
   __device__ __forceinline__ void WaitForDsSlot() const {
-    Wait(shared.ds_empty[ds_count % 2], (ds_count / 2 + 1) % 2);
+    Wait(shared.ds_empty[ds_count % kDsStages], (ds_count / kDsStages + 1) % 2);
   }
   // Tells them that this warp's part of it is there.
   __device__ __forceinline__ void PassDs() {
     ptx::fence_proxy_async_shared();
-    WarpArrives(shared.ds_full[ds_count % 2]);
+    WarpArrives(shared.ds_full[ds_count % kDsStages]);
     ++ds_count;
   }
 
-  // dQ of the last dS, without waiting for it.
-  __device__ __forceinline__ void IssueDq(float (&dq)[4 * S::kDqTiles]) const {
-    const u32 count = ds_count - 1;
-    Wait(shared.ds_full[count % 2], count / 2 % 2);
+  // Issues dQ of dS number `n`, `keys` its other operand.
+  __device__ __forceinline__ void IssueDq(float (&dq)[4 * S::kDqTiles], u32 n, u64 keys) const {
+    Wait(shared.ds_full[n % kDsStages], n / kDsStages % 2);
     ptx::wgmma_fence();
-    Wgmma::Dq(dq, PartOf(shared.ds[count % 2], S::kByRows), PartOf(shared.k, !S::kByRows));
+    Wgmma::Dq(dq, PartOf(shared.ds[n % kDsStages], S::kByRows), keys);
     ptx::wgmma_commit_group();
   }
 
-  // Adds dQ, which has been waited for, to the sums of tile number `tile`; negative: nowhere. A
-  // warp's part of it is contiguous in mma/dq_sums.cuh's order, and one bulk addition of its own:
-  // additions from registers held the warp up until L2 had taken them.
-  __device__ __forceinline__ void AddDq(float (&dq)[4 * S::kDqTiles], int tile) const {
+  // Adds dQ of dS number `n`, which has been waited for, to the sums of `target`. A warp's part of
+  // it is contiguous in mma/dq_sums.cuh's order, and one bulk addition of its own: additions from
+  // registers held the warp up until L2 had taken them. `counted`: the warps before this one when
+  // they were last looked at.
+  __device__ __forceinline__ void AddDq(float (&dq)[4 * S::kDqTiles], u32 n, const DqTarget& target,
+                                        i32 counted) const {
     ptx::AccumulatorsReady(dq);
-    WarpArrives(shared.ds_empty[(ds_count - 1) % 2]);
-    if (tile < 0) return;
+    WarpArrives(shared.ds_empty[n % kDsStages]);
+    if (target.tile < 0) return;
     // The addition before must have read its place.
     if (lane() == 0) ptx::cp_async_bulk_wait_group_read_0();
     __syncwarp();
     auto& fragments = shared.dq[warpgroup * 4 + thread / 32];
 #pragma unroll
-    for (int n = 0; n < S::kDqTiles; ++n) {
-      *reinterpret_cast<Words<16>*>(&fragments[n][DqSumAt(lane(), 0)]) = {
-          {__float_as_uint(dq[4 * n]), __float_as_uint(dq[4 * n + 1]),
-           __float_as_uint(dq[4 * n + 2]), __float_as_uint(dq[4 * n + 3])}};
+    for (int t = 0; t < S::kDqTiles; ++t) {
+      *reinterpret_cast<Words<16>*>(&fragments[t][DqSumAt(lane(), 0)]) = {
+          {__float_as_uint(dq[4 * t]), __float_as_uint(dq[4 * t + 1]),
+           __float_as_uint(dq[4 * t + 2]), __float_as_uint(dq[4 * t + 3])}};
     }
     ptx::fence_proxy_async_shared();
     __syncwarp();
     if (lane() == 0) {
+      if constexpr (Config::kDeterministic) {
+        // No fence: additions happen in L2 in the order they come there, and this one begins after
+        // the answer has come.
+        while (counted < target.warps_before) {
+          counted = ptx::ld_relaxed_gpu_s32(CounterOf(target));
+        }
+      }
       const int row_tile = thread / 32 + (S::kByRows ? warpgroup * 4 : 0);
       const int first_column = S::kByRows ? 0 : warpgroup * S::kDqTiles;
       const int columns = S::kByRows ? S::kQkTiles : min(S::kDqTiles, S::kQkTiles - first_column);
       ptx::cp_reduce_async_bulk_add_f32(
-          params.gradients.dq_sums + i64{tile} * S::kFloatsOfDqTile +
+          params.gradients.dq_sums + i64{target.tile} * S::kFloatsOfDqTile +
               (row_tile * S::kQkTiles + first_column) * S::kFloatsOfFragment,
           ptx::SharedAddress(&fragments), columns * S::kFloatsOfFragment * sizeof(float));
       ptx::cp_async_bulk_commit_group();
     }
   }
 
-  // One step, while dV and dK of the one before are being made. `before`: the tile of dQ of that,
-  // or -1 at the first step, whose predecessor is none but takes its place in the ring of dS:
-  // products under a condition cost ptxas the pipeline (C7515).
-  __device__ __forceinline__ void Step(int q_begin, bool full, int before) {
-    const int stage = static_cast<int>(rows_count % 2);
+  // Lets the next block add to `target`, once this warp's addition has been made.
+  __device__ __forceinline__ void EndDqTurn(const DqTarget& target) const {
+    if constexpr (Config::kDeterministic) {
+      if (target.tile < 0 || lane() != 0) return;
+      ptx::cp_async_bulk_wait_group_0();
+      ptx::red_release_gpu_add_s32(CounterOf(target), 1);
+    }
+  }
+
+  // Until the other warpgroup has issued its products.
+  __device__ __forceinline__ void WaitTurn() const {
+    ptx::bar_sync(kFirstTurnBarrier + warpgroup, S::kConsumerThreads);
+  }
+  __device__ __forceinline__ void PassTurn() const {
+    ptx::bar_arrive(kFirstTurnBarrier + 1 - warpgroup, S::kConsumerThreads);
+  }
+
+  // The stage of the step before.
+  __device__ __forceinline__ int StageBefore() const {
+    return rows.stage == 0 ? Config::kStages - 1 : rows.stage - 1;
+  }
+
+  // dV and dK of the step before.
+  __device__ __forceinline__ void IssueDvDk() {
+    const int stage = StageBefore();
+    Wgmma::Dv(dv, p, RowsOf(shared.d_o[stage]));
+    Wgmma::Dk(dk, ds, RowsOf(shared.q[stage]));
+    ptx::wgmma_commit_group();
+  }
+
+  // `before`: where dQ of the step before the last one goes. No product may stand under a
+  // condition, which would cost ptxas the pipeline (C7515).
+  __device__ __forceinline__ void Step(int q_begin, bool full, const DqTarget& before) {
     float dq[4 * S::kDqTiles];
-    IssueDq(dq);
-    ptx::wgmma_wait_group<1>();
-    if (before >= 0) WarpArrives(shared.rows_empty[stage ^ 1]);
     float s[S::kPairs], dp[S::kPairs];
-    Wait(shared.rows_full[stage], rows_count / 2 % 2);
+    const int stage = rows.stage;
+    i32 counted = 0;
+    if constexpr (Config::kDeterministic) {
+      if (before.tile >= 0) counted = ptx::ld_relaxed_gpu_s32(CounterOf(before));
+    }
+    WaitTurn();
+    ptx::wgmma_fence();
+    IssueDvDk();
+    // In place of keys that are still on their way, the zeros of step -1.
+    IssueDq(dq, ds_count - 2,
+            ds_count == kDsStages ? Descriptor(shared.q[Config::kStages - 1], Config::kBlockN)
+                                  : PartOf(shared.k, !S::kByRows));
+    ptx::wgmma_wait_group<1>();
+    // The earlier, the better: the next rows are loaded in their place.
+    const bool first = ds_count == kDsStages;
+    if (!first) WarpArrives(shared.rows_empty[StageBefore()]);
+    Wait(shared.kv_full, 0);
+    Wait(shared.rows_full[stage], rows.parity);
     ptx::wgmma_fence();
     Wgmma::Scores(s, KeysOf(shared.k), RowsOf(shared.q[stage]));
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();
-    AddDq(dq, before);
+    AddDq(dq, ds_count - 2, before, counted);
+    // Not before dQ of step -2 has read its zeros.
+    if (first) WarpArrives(shared.rows_empty[StageBefore()]);
     ptx::wgmma_fence();
     Wgmma::WeightGradients(dp, KeysOf(shared.v), RowsOf(shared.d_o[stage]));
     ptx::wgmma_commit_group();
+    if constexpr (S::kByRows) PassTurn();
     ptx::wgmma_wait_group<1>();
     ptx::AccumulatorsReady(s);
+    if constexpr (!S::kByRows) PassTurn();
     if (full) {
-      Weights<true>(s, stage, q_begin);
+      this->template Weights<true>(s, ds_count, q_begin);
     } else {
-      Weights<false>(s, stage, q_begin);
+      this->template Weights<false>(s, ds_count, q_begin);
     }
     ptx::wgmma_wait_group<0>();
     ptx::AccumulatorsReady(dp);
     if (full) {
-      PackStep<true>(s, dp, stage);
+      PackStep<true>(s, dp);
     } else {
-      PackStep<false>(s, dp, stage);
+      PackStep<false>(s, dp);
     }
     WaitForDsSlot();
-    StoreRows<Config::kBlockM / 8>(shared.ds[ds_count % 2], ds);
+    this->template StoreRows<Config::kBlockM / 8>(shared.ds[ds_count % kDsStages], ds);
     PassDs();
-    ptx::wgmma_fence();
-    Wgmma::Dv(dv, p, RowsOf(shared.d_o[stage]));
-    Wgmma::Dk(dk, ds, RowsOf(shared.q[stage]));
-    ptx::wgmma_commit_group();
-    ++rows_count;
+    EndDqTurn(before);
+    rows.Advance();
+  }
+
+  template <class Tile>
+  __device__ __forceinline__ void Clear(Tile& tile) const {
+    auto* words = reinterpret_cast<Words<16>*>(&tile);
+    for (int n = warpgroup * kWarpgroup + thread; n < static_cast<int>(sizeof(Tile) / 16);
+         n += S::kConsumerThreads) {
+      words[n] = {{0, 0, 0, 0}};
+    }
+  }
+
+  // Zeros for the products of steps -2 and -1.
+  __device__ __forceinline__ void ClearFirstOperands() {
+    Clear(shared.ds);
+    Clear(shared.q[Config::kStages - 1]);
+    Clear(shared.d_o[Config::kStages - 1]);
+    ptx::fence_proxy_async_shared();
+    ptx::bar_sync(kConsumersBarrier, S::kConsumerThreads);
+#pragma unroll
+    for (int n = 0; n < S::kPairs / 2; ++n) p[n] = ds[n] = 0;
+    PassDs();
+    PassDs();
   }
 
   __device__ __forceinline__ void Steps(const KeyTile& tile) {
     FindRows(tile);
-    Wait(shared.kv_full, kv_parity);
-    kv_parity ^= 1;
-    WaitForDsSlot();
-    PassDs();  // of no step
-    int before = -1;
+    ClearFirstOperands();
+    if (warpgroup == 1) PassTurn();
+    DqTarget before[2];
 #pragma unroll 1
     for (int g = 0; g < Config::kGroup; ++g) {
       Problem problem = ProblemOf<Config>(tile, params);
@@ -606,47 +376,27 @@ struct Consumer {
       const int first = static_cast<int>(DqTile(problem, 0, Config::kBlockM, params));
 #pragma unroll 1
       for (int m = tile.begin; m < tile.end; ++m) {
-        Step(m * Config::kBlockM, m >= tile.full_begin && m < tile.full_end, before);
-        before = first + m;
+        Step(m * Config::kBlockM, m >= tile.full_begin && m < tile.full_end, before[0]);
+        before[0] = before[1];
+        before[1].tile = first + m;
+        if constexpr (Config::kDeterministic)
+          before[1].warps_before = this->WarpsBefore(problem, m);
       }
     }
+    // Takes what the last step of the other warpgroup passes.
+    if (warpgroup == 0) WaitTurn();
     float dq[4 * S::kDqTiles];
-    IssueDq(dq);
+    const u64 keys = PartOf(shared.k, !S::kByRows);
+    ptx::wgmma_fence();
+    IssueDvDk();
+    IssueDq(dq, ds_count - 2, keys);
     ptx::wgmma_wait_group<0>();
-    WarpArrives(shared.rows_empty[(rows_count - 1) % 2]);
-    AddDq(dq, before);
-  }
-
-  // This warpgroup's rows of dK or dV to memory, from panels in shared memory: by its thread 0
-  // from the map, or by all where no map describes the tensor.
-  template <int kColumns, int kPanels>
-  __device__ __forceinline__ void StoreGradient(const u16 (*panels)[Config::kBlockN][kPanelColumns],
-                                                const abi::TensorMap* map, void* tensor,
-                                                const abi::TensorStrides& strides,
-                                                const KeyTile& tile) const {
-    const int row = warpgroup * kWarpgroupKeys;
-    const int first = tile.kv_begin + row;
-    if ((params.sm90.by_threads & abi::kGradientsByThreads) == 0) {
-      if (thread == 0) {
-#pragma unroll
-        for (int panel = 0; panel < kPanels; ++panel) {
-          ptx::cp_async_bulk_tensor_4d_store(map, ptx::SharedAddress(&panels[panel][row]),
-                                             panel * kPanelColumns, first, tile.head_kv,
-                                             tile.batch);
-        }
-      }
-      return;
-    }
-    const int rows =
-        static_cast<int>(Max(0, Min(SeqlenKv<Config>(params) - first, kWarpgroupKeys)));
-    u16* out = static_cast<u16*>(tensor) + tile.batch * strides.batch +
-               tile.head_kv * strides.head + first * strides.seq;
-#pragma unroll 1
-    for (int n = thread; n < rows * kColumns; n += kWarpgroup) {
-      const int r = n / kColumns, column = n % kColumns;
-      const int at = (column / 8 % 8 ^ r % 8) * 8 + column % 8;
-      out[r * strides.seq + column] = panels[column / kPanelColumns][row + r][at];
-    }
+    AddDq(dq, ds_count - 2, before[0], /*counted=*/0);
+    EndDqTurn(before[0]);
+    IssueDq(dq, ds_count - 1, keys);
+    ptx::wgmma_wait_group<0>();
+    AddDq(dq, ds_count - 1, before[1], /*counted=*/0);
+    EndDqTurn(before[1]);
   }
 
   // dK and dV of the tile, from the sums.
@@ -662,62 +412,51 @@ struct Consumer {
       packed_v[n] = ptx::cvt_rn_x2_f32(dv[2 * n + 1], dv[2 * n], Element{});
     }
     ptx::bar_sync(kConsumersBarrier, S::kConsumerThreads);
-    StoreRows<Config::kHeadDimQk / 8>(shared.k, packed_k);
-    StoreRows<Config::kHeadDimV / 8>(shared.v, packed_v);
+    this->template StoreRows<Config::kHeadDimQk / 8>(shared.k, packed_k);
+    this->template StoreRows<Config::kHeadDimV / 8>(shared.v, packed_v);
     ptx::fence_proxy_async_shared();
     ptx::bar_sync(kFirstStoreBarrier + warpgroup, kWarpgroup);
     const abi::AttnBwdParams& gradients = params.gradients;
-    StoreGradient<Config::kHeadDimV, S::kPanelsV>(shared.v, &params.sm90.d_v, gradients.d_v,
-                                                  gradients.d_v_strides, tile);
-    StoreGradient<Config::kHeadDimQk, S::kPanelsQk>(shared.k, &params.sm90.d_k, gradients.d_k,
-                                                    gradients.d_k_strides, tile);
+    this->template StoreGradient<Config::kHeadDimV, S::kPanelsV>(
+        shared.v, &params.sm90.d_v, gradients.d_v, gradients.d_v_strides, tile);
+    this->template StoreGradient<Config::kHeadDimQk, S::kPanelsQk>(
+        shared.k, &params.sm90.d_k, gradients.d_k, gradients.d_k_strides, tile);
     if ((params.sm90.by_threads & abi::kGradientsByThreads) != 0) {
       ptx::bar_sync(kFirstStoreBarrier + warpgroup, kWarpgroup);
     }
-    if (thread == 0) {
-      ptx::cp_async_bulk_commit_group();
-      ptx::cp_async_bulk_wait_group_read_0();
-      Arrive(shared.kv_empty);
-    }
+    if (thread == 0) ptx::cp_async_bulk_commit_group();
   }
 
-  __device__ __forceinline__ void ComputeTiles() {
-    ForEachTile<Config>(params, [&](const KeyTile& tile) {
+  __device__ __forceinline__ void ComputeTile(const KeyTile& tile) {
 #pragma unroll
-      for (int n = 0; n < S::kSumsK; ++n) dk[n] = 0;
+    for (int n = 0; n < S::kSumsK; ++n) dk[n] = 0;
 #pragma unroll
-      for (int n = 0; n < S::kSumsV; ++n) dv[n] = 0;
-      if (tile.HasSteps()) {
-        Steps(tile);
-        ptx::AccumulatorsReady(dk);
-        ptx::AccumulatorsReady(dv);
-      }
-      Finish(tile);
-    });
+    for (int n = 0; n < S::kSumsV; ++n) dv[n] = 0;
+    if (tile.HasSteps()) {
+      Steps(tile);
+      ptx::AccumulatorsReady(dk);
+      ptx::AccumulatorsReady(dv);
+    }
+    Finish(tile);
+    // Shared memory must outlive the copies and additions that read it.
+    if (lane() == 0) ptx::cp_async_bulk_wait_group_read_0();
   }
 };
 
-template <class Config>
-__device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared) {
-  constexpr u32 kWarps = Shape<Config>::kConsumerWarps;
-  if (threadIdx.x == 0) {
-    ptx::mbarrier_init(ptx::SharedAddress(&shared.kv_full), kLoadingWarps);
-    ptx::mbarrier_init(ptx::SharedAddress(&shared.kv_empty), Shape<Config>::kConsumers);
-    for (int stage = 0; stage < Config::kStages; ++stage) {
-      ptx::mbarrier_init(ptx::SharedAddress(&shared.rows_full[stage]), kLoadingWarps);
-      ptx::mbarrier_init(ptx::SharedAddress(&shared.rows_empty[stage]), kWarps);
-      ptx::mbarrier_init(ptx::SharedAddress(&shared.ds_full[stage]), kWarps);
-      ptx::mbarrier_init(ptx::SharedAddress(&shared.ds_empty[stage]), kWarps);
+template <class Config, class Params>
+__device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared,
+                                                 const Params& params) {
+  FindTileOfBlock<Config>(shared.tile, params);
+  if (threadIdx.x == 32) {
+    InitialiseRowBarriers<Config>(shared);
+    for (int stage = 0; stage < kDsStages; ++stage) {
+      ptx::mbarrier_init(ptx::SharedAddress(&shared.ds_full[stage]), Shape<Config>::kConsumerWarps);
+      ptx::mbarrier_init(ptx::SharedAddress(&shared.ds_empty[stage]),
+                         Shape<Config>::kConsumerWarps);
     }
     ptx::fence_mbarrier_init();
   }
-  // The dS of no step, of which a first product is made.
-  auto* ds = reinterpret_cast<Words<16>*>(&shared.ds);
-  for (int n = static_cast<int>(threadIdx.x); n < static_cast<int>(sizeof(shared.ds) / 16);
-       n += Shape<Config>::kThreads) {
-    ds[n] = {{0, 0, 0, 0}};
-  }
-  ptx::fence_proxy_async_shared();
+  ptx::griddepcontrol_wait();
   __syncthreads();
 }
 
@@ -729,29 +468,32 @@ __device__ __forceinline__ void Run(const Params& params) {
   static_assert(Config::Score::kIdentity && Config::Dropout::kIdentity);
   static_assert(kIsSame<typename Config::Lengths, LengthsUniform>,
                 "tensor maps end where the longest sequence does");
-  static_assert(Config::KvRows::kIsDense && !Config::kDeterministic);
+  static_assert(Config::KvRows::kIsDense);
   static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0);
-  static_assert(S::kConsumers == 2 && Config::kStages == 2);
+  static_assert(S::kConsumers == 2 && Config::kStages >= 2);
   static_assert(
       S::kByRows ? S::kPanelsQk == 1 && S::kPanelsM == 2 : S::kPanelsQk == 2 && S::kPanelsM == 1,
       "two warpgroups share dQ");
   extern __shared__ __align__(1024) u8 shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
-  InitialiseShared(shared);
+  // attn_bwd_finish may be set up while the last blocks run, as this kernel is while attn_bwd_prep
+  // runs.
+  ptx::griddepcontrol_launch_dependents();
+  InitialiseShared(shared, params);
+  const KeyTile& tile = shared.tile;
   const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp < kLoadingWarps) {
     ptx::setmaxnreg_dec<Config::kLoaderRegisters>();
     Loader<Config, Params> loader = {shared, params};
     if (warp > 0) {
-      loader.template LoadTiles<false>();
+      loader.template LoadTile<false>(tile);
     } else if (threadIdx.x == 0) {
-      loader.template LoadTiles<true>();
+      loader.template LoadTile<true>(tile);
     }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
     Consumer<Config, Params> consumer(shared, params);
-    consumer.ComputeTiles();
-    if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_0();
+    consumer.ComputeTile(tile);
   }
 }
 

@@ -7,6 +7,7 @@
 #include "abi/attn_bwd_params.h"
 #include "core/math.cuh"
 #include "core/problem.cuh"
+#include "core/words.cuh"
 #include "ptx/global_memory.cuh"
 
 namespace tilewright {
@@ -27,6 +28,19 @@ __device__ __forceinline__ i64 DqTile(const Problem& problem, i64 m, i64 block_m
 // neighbours where one instruction adds four, otherwise the lanes are.
 __device__ __forceinline__ constexpr int DqSumAt(int lane, int c) {
   return ptx::kHasRedV4 ? lane * 4 + c : c * 32 + lane;
+}
+
+// This lane's part.
+__device__ __forceinline__ void LoadFragment(const float* fragment, float (&value)[4]) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  if constexpr (ptx::kHasRedV4) {
+    const auto words = *reinterpret_cast<const Words<16>*>(fragment + DqSumAt(lane, 0));
+#pragma unroll
+    for (int c = 0; c < 4; ++c) value[c] = FloatOfBits(words.word[c]);
+  } else {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) value[c] = fragment[DqSumAt(lane, c)];
+  }
 }
 
 __device__ __forceinline__ void AddFragment(float* fragment, const float (&value)[4]) {

@@ -511,8 +511,11 @@ struct FamilyText {
   std::string_view scope;  // namespace with SharedStorage<Config> and Run<Config>(params)
 };
 
-FamilyText TextOf(Family family) {
-  switch (family) {
+// Of attn_bwd_sm90: whether the warpgroups have the same keys, as wide heads need, and not 64 each.
+bool SharesKeys(const KernelPlan& plan) { return plan.block_n < 64 * plan.consumers; }
+
+FamilyText TextOf(const KernelPlan& plan) {
+  switch (plan.family) {
     case Family::kDecodeWide:
       return {.header = "family/attn_decode_wide.cuh", .scope = "decode_wide"};
     case Family::kDecode:
@@ -524,7 +527,9 @@ FamilyText TextOf(Family family) {
     case Family::kFwdSimple:
       return {.header = "family/attn_fwd_simple.cuh", .scope = "fwd_simple"};
     case Family::kBwdSm90:
-      return {.header = "family/attn_bwd_sm90.cuh", .scope = "bwd_sm90"};
+      return {
+          .header = SharesKeys(plan) ? "family/attn_bwd_sm90_wide.cuh" : "family/attn_bwd_sm90.cuh",
+          .scope = "bwd_sm90"};
     case Family::kBwdSm80:
       return {.header = "family/attn_bwd_sm80.cuh", .scope = "bwd_sm80"};
     case Family::kBwdSimple:
@@ -567,7 +572,7 @@ absl::StatusOr<artifact::KernelSource> EmitKernel(const AttentionSpec& full_spec
   plan.before.clear();
   plan.after.clear();
   plan.slots = 0;
-  const FamilyText family = TextOf(plan.family);
+  const FamilyText family = TextOf(plan);
   const Policies policies(spec);
 
   artifact::KernelSource source;

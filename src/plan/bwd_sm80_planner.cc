@@ -63,27 +63,16 @@ FamilyAnswer Refuse(const PlanRequest& request) {
   const std::string target(request.traits.target);
   FamilyAnswer answer;
   AttentionSpec nearest = spec;
-  if (spec.operation != Operation::kBackward) {
-    answer.refusal = "operation = fwd: only the backward is served";
-    nearest.operation = Operation::kBackward;
-  } else if (!request.traits.has_cp_async || !request.traits.has_bf16_mma) {
+  if (!request.traits.has_cp_async || !request.traits.has_bf16_mma) {
     answer.refusal = absl::StrCat(target, " has no cp.async and no mma.m16n8k16");
     return answer;
-  } else if (!IsHalf(spec.type) || spec::KvType(spec) != spec.type ||
-             spec::OutType(spec) != spec.type) {
-    answer.refusal = "the types of Q, K, V and O must be fp16 or bf16, all the same";
-    nearest.type = IsHalf(spec.type) ? spec.type : ElementType::kBf16;
-    nearest.kv_type.reset();
-    nearest.out_type.reset();
-    nearest.q_scale = nearest.kv_scale = ScaleKind::kNone;
-  } else if (spec.page_size != 0) {
-    answer.refusal = absl::StrCat("page_size = ", spec.page_size,
-                                  ": a backward needs K and V that are not paged");
-    nearest.page_size = 0;
-  } else if (spec.strided_innermost) {
-    answer.refusal = "strided_innermost: rows must be contiguous";
-    nearest.strided_innermost = false;
-  } else if (spec.dim_qk > kMaxDim || spec.dim_v > kMaxDim) {
+  }
+  answer.refusal = RefuseBackwardOnTensorCores(spec, nearest);
+  if (!answer.refusal.empty()) {
+    answer.nearest = std::move(nearest);
+    return answer;
+  }
+  if (spec.dim_qk > kMaxDim || spec.dim_v > kMaxDim) {
     answer.refusal = absl::StrCat("dim_qk, dim_v = ", spec.dim_qk, ", ", spec.dim_v,
                                   ": must be at most ", kMaxDim);
     nearest.dim_qk = std::min(spec.dim_qk, kMaxDim);
@@ -96,6 +85,30 @@ FamilyAnswer Refuse(const PlanRequest& request) {
 }
 
 }  // namespace
+
+std::string RefuseBackwardOnTensorCores(const AttentionSpec& spec, AttentionSpec& nearest) {
+  if (spec.operation != Operation::kBackward) {
+    nearest.operation = Operation::kBackward;
+    return "operation = fwd: only the backward is served";
+  }
+  if (!IsHalf(spec.type) || spec::KvType(spec) != spec.type || spec::OutType(spec) != spec.type) {
+    nearest.type = IsHalf(spec.type) ? spec.type : ElementType::kBf16;
+    nearest.kv_type.reset();
+    nearest.out_type.reset();
+    nearest.q_scale = nearest.kv_scale = ScaleKind::kNone;
+    return "the types of Q, K, V and O must be fp16 or bf16, all the same";
+  }
+  if (spec.page_size != 0) {
+    nearest.page_size = 0;
+    return absl::StrCat("page_size = ", spec.page_size,
+                        ": a backward needs K and V that are not paged");
+  }
+  if (spec.strided_innermost) {
+    nearest.strided_innermost = false;
+    return "strided_innermost: rows must be contiguous";
+  }
+  return "";
+}
 
 KernelPlan PlanBwdFinish(const std::string& target, int block_m) {
   KernelPlan plan;

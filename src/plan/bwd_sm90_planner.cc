@@ -2,7 +2,8 @@
 // attn_bwd_finish after it.
 //
 // A thread holds the sums of dK and dV of 64 keys all along, (dim_qk + dim_v) / 2 registers, and
-// block_m of S and dP; together at most 192, the rest is addresses and what is packed. Two
+// block_m of S and dP; together at most 192, the rest is addresses and what is packed. Wider heads
+// have a kernel in which one warpgroup makes dV and the other dK, of the same 64 keys. Two
 // warpgroups share dQ by its rows where there are 128, and by panels of 64 columns where there are
 // 64 rows.
 #include <algorithm>
@@ -19,11 +20,21 @@ namespace tilewright::plan {
 namespace {
 
 constexpr int kConsumers = 2;
-constexpr int kStages = 2;
+constexpr int kMaxStages = 3;
+constexpr int kDsStages = 2;
+constexpr int kStatsStages = 2;
 constexpr int64_t kPanelColumns = 64;
 constexpr int64_t kPanelRowBytes = 128;
 constexpr int64_t kSharedAlignment = 1024;
 constexpr int64_t kMaxDim = 128;
+constexpr int64_t kMaxWideDim = 256;
+constexpr int kWideTile = 64;  // keys and rows
+
+// Whether a warpgroup can hold the sums of dK and dV of 64 keys of its own.
+bool FitsOneWarpgroup(const AttentionSpec& spec) {
+  return spec.dim_qk <= kMaxDim && spec.dim_qk + spec.dim_v <= 2 * kMaxDim &&
+         (spec.dim_qk > kPanelColumns || spec.dim_qk + spec.dim_v <= 2 * kPanelColumns);
+}
 
 // Fills `refusal` and, where one change would do, `nearest`.
 FamilyAnswer Refuse(const PlanRequest& request) {
@@ -34,27 +45,12 @@ FamilyAnswer Refuse(const PlanRequest& request) {
     answer.refusal = absl::StrCat(std::string(request.traits.target), " has no wgmma.mma_async");
     return answer;
   }
-  if (spec.operation != Operation::kBackward) {
-    answer.refusal = "operation = fwd: only the backward is served";
-    nearest.operation = Operation::kBackward;
-  } else if (!IsHalf(spec.type) || spec::KvType(spec) != spec.type ||
-             spec::OutType(spec) != spec.type) {
-    answer.refusal = "the types of Q, K, V and O must be fp16 or bf16, all the same";
-    nearest.type = IsHalf(spec.type) ? spec.type : ElementType::kBf16;
-    nearest.kv_type.reset();
-    nearest.out_type.reset();
-    nearest.q_scale = nearest.kv_scale = ScaleKind::kNone;
-  } else if (spec.page_size != 0) {
-    answer.refusal = absl::StrCat("page_size = ", spec.page_size,
-                                  ": a backward needs K and V that are not paged");
-    nearest.page_size = 0;
-  } else if (spec.strided_innermost) {
-    answer.refusal = "strided_innermost: rows must be contiguous";
-    nearest.strided_innermost = false;
-  } else if (spec.deterministic) {
-    answer.refusal = "deterministic: blocks add to dQ in any order";
-    nearest.deterministic = false;
-  } else if (spec.varlen) {
+  answer.refusal = RefuseBackwardOnTensorCores(spec, nearest);
+  if (!answer.refusal.empty()) {
+    answer.nearest = std::move(nearest);
+    return answer;
+  }
+  if (spec.varlen) {
     answer.refusal = "varlen: tensor maps end where the longest sequence does";
     nearest.varlen = false;
   } else if (spec.dropout != 0) {
@@ -78,12 +74,11 @@ FamilyAnswer Refuse(const PlanRequest& request) {
                                   ": rows must be whole chunks of 16 bytes");
     nearest.dim_qk = RoundUp(spec.dim_qk, 8);
     nearest.dim_v = RoundUp(spec.dim_v, 8);
-  } else if (spec.dim_qk > kMaxDim || spec.dim_qk + spec.dim_v > 2 * kMaxDim ||
-             (spec.dim_qk <= kPanelColumns && spec.dim_qk + spec.dim_v > 2 * kPanelColumns)) {
+  } else if (spec.dim_qk > kMaxWideDim || spec.dim_v > kMaxWideDim) {
     answer.refusal = absl::StrCat("dim_qk, dim_v = ", spec.dim_qk, ", ", spec.dim_v,
-                                  ": both must be at most 64, or dim_qk from 72 to ", kMaxDim,
-                                  " and their sum at most ", 2 * kMaxDim);
-    nearest.dim_qk = nearest.dim_v = std::min(spec.dim_qk, kMaxDim);
+                                  ": must be at most ", kMaxWideDim);
+    nearest.dim_qk = std::min(spec.dim_qk, kMaxWideDim);
+    nearest.dim_v = std::min(spec.dim_v, kMaxWideDim);
   } else if (spec.strides.has_value() &&
              !std::all_of(spec.strides->begin(), spec.strides->end(), StridesFitBulkCopies)) {
     answer.refusal = "strides: rows must start on multiples of 16 bytes";
@@ -99,15 +94,24 @@ FamilyAnswer Refuse(const PlanRequest& request) {
 
 int64_t BwdSm90SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, int64_t dim_v) {
   const int64_t panels = CeilDiv(dim_qk, kPanelColumns) + CeilDiv(dim_v, kPanelColumns);
+  if (block_n == kWideTile) {
+    // K and V, Q and dO, dS; and P, statistics, the tile, barriers.
+    const int64_t panel_rows =
+        block_n * panels + stages * int64_t{block_m} * panels + int64_t{kDsStages} * block_n;
+    const int64_t rest = int64_t{block_n} * block_m * 2 + kStatsStages * int64_t{block_m} * 8 + 32 +
+                         8 * (3 + 2 * int64_t{stages});
+    return RoundUp(panel_rows * kPanelRowBytes + rest, kSharedAlignment);
+  }
   // K and V, Q and dO, dS.
   const int64_t rows = block_n * panels + stages * int64_t{block_m} * panels +
-                       stages * (block_m / kPanelColumns) * block_n;
-  const int64_t stats = int64_t{stages} * block_m * 8;
+                       kDsStages * (block_m / kPanelColumns) * block_n;
+  const int64_t stats = kStatsStages * int64_t{block_m} * 8;
   // A warp's part: rows of 16 and 64 columns, or all columns where warpgroups share rows.
   const int64_t dq_columns = block_m > kPanelColumns ? dim_qk : kPanelColumns;
   const int64_t dq = 4 * kConsumers * 16 * dq_columns * int64_t{sizeof(float)};
-  const int64_t barriers = 8 * (2 + 4 * int64_t{stages});
-  return RoundUp(rows * kPanelRowBytes + dq + stats + barriers, kSharedAlignment);
+  const int64_t barriers = 8 * (1 + 2 * int64_t{stages} + 2 * kDsStages);
+  constexpr int64_t kKeyTile = 32;
+  return RoundUp(rows * kPanelRowBytes + dq + stats + kKeyTile + barriers, kSharedAlignment);
 }
 
 FamilyAnswer PlanBwdSm90(const PlanRequest& request) {
@@ -117,13 +121,18 @@ FamilyAnswer PlanBwdSm90(const PlanRequest& request) {
   KernelPlan plan;
   plan.family = Family::kBwdSm90;
   plan.target = std::string(request.traits.target);
-  plan.block_m = spec.dim_qk <= kPanelColumns ? 128 : 64;
-  plan.block_n = kConsumers * 64;
+  const bool wide = !FitsOneWarpgroup(spec);
+  plan.block_m = !wide && spec.dim_qk <= kPanelColumns ? 128 : 64;
+  plan.block_n = wide ? kWideTile : kConsumers * 64;
   plan.consumers = kConsumers;
   plan.warps = 4 * (kConsumers + 1);
-  plan.stages = kStages;
-  plan.smem_bytes =
-      BwdSm90SmemBytes(plan.block_m, plan.block_n, plan.stages, spec.dim_qk, spec.dim_v);
+  // A third stage of Q and dO hides the time that L2 takes, where it fits.
+  plan.stages = kMaxStages + 1;
+  do {
+    --plan.stages;
+    plan.smem_bytes =
+        BwdSm90SmemBytes(plan.block_m, plan.block_n, plan.stages, spec.dim_qk, spec.dim_v);
+  } while (plan.stages > 2 && plan.smem_bytes > request.traits.smem_per_block_optin);
   plan.before = {PlanBwdPrep(plan.target, plan.block_m)};
   plan.after = {PlanBwdFinish(plan.target, plan.block_m)};
   if (spec.sinks_gradient) plan.after.push_back(PlanBwdTerms(request));

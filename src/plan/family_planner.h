@@ -106,6 +106,10 @@ KernelPlan PlanBwdPrep(const std::string& target, int block_m);
 // The kernel that goes after a family that adds dQ up in memory, in tiles of `block_m` rows.
 KernelPlan PlanBwdFinish(const std::string& target, int block_m);
 
+// What neither attn_bwd_sm80 nor attn_bwd_sm90 serves, in words, with `nearest` changed to what
+// they do; empty when there is nothing of that kind.
+std::string RefuseBackwardOnTensorCores(const AttentionSpec& spec, AttentionSpec& nearest);
+
 // attn_bwd_sm90, with attn_bwd_prep before it and attn_bwd_finish after it.
 int64_t BwdSm90SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, int64_t dim_v);
 FamilyAnswer PlanBwdSm90(const PlanRequest& request);

@@ -175,6 +175,9 @@ LaunchShape ComputeLaunchShape(const KernelPlan& kernel, const AttentionSpec& sp
       shape.grid = static_cast<uint32_t>(Blocks(RowTiles(kernel, spec, args), call.parts));
       break;
     case Family::kBwdSm90:
+      shape.grid = static_cast<uint32_t>(KeyTiles(kernel.block_n, spec, args));
+      shape.overlaps = true;
+      break;
     case Family::kBwdSm80:
       shape.grid = static_cast<uint32_t>(KeyTiles(kernel.block_n, spec, args));
       break;
@@ -185,14 +188,15 @@ LaunchShape ComputeLaunchShape(const KernelPlan& kernel, const AttentionSpec& sp
       shape.grid = static_cast<uint32_t>(BwdSimplePieces(kernel, spec, args, /*tensors=*/false));
       break;
     case Family::kBwdPrep: {
-      // A warp takes several rows: the start of a block costs as much as a few of them.
-      constexpr int64_t kRowsOfWarp = 4;
-      const int64_t rows = Blocks(Blocks(spec.heads_q, args.batch), args.seqlen_q);
-      shape.grid = static_cast<uint32_t>(CeilDiv(rows, kernel.warps * kRowsOfWarp));
+      constexpr int64_t kRows = 64;  // of a block, where dQ has no tiles
+      shape.grid = static_cast<uint32_t>(
+          Blocks(Blocks(spec.heads_q, args.batch),
+                 CeilDiv(args.seqlen_q, kernel.block_m != 0 ? kernel.block_m : kRows)));
       break;
     }
     case Family::kBwdFinish:
       shape.grid = static_cast<uint32_t>(RowTiles(kernel, spec, args));
+      shape.overlaps = true;
       break;
     case Family::kCombine:
       if (call.parts > 1) shape.grid = static_cast<uint32_t>(RowTiles(kernel, spec, args));

@@ -111,10 +111,12 @@ std::vector<std::string> Call::Run(AttentionArgs args,
     const plan::LaunchShape shape = plan::ComputeLaunchShape(plans[n], spec, args, call);
     if (shape.grid == 0) continue;
     const uint32_t cluster = static_cast<uint32_t>(std::max(plans[n].cluster, 1));
+    const uint32_t clusters = shape.grid / cluster;
+    const bool walks = plans[n].family != plan::Family::kBwdSm90;
     std::vector<cuda_on_host::MemoryRange> all = memory;
     all.push_back({workspace.data(), workspace.size(), true, "workspace"});
     const std::vector<std::string> found = kernels_[n]->Launch(
-        params, layout.size, (shape.grid / cluster + 1) / 2 * cluster,
+        params, layout.size, (walks ? (clusters + 1) / 2 : clusters) * cluster,
         static_cast<int>(shape.block), static_cast<int>(cluster), shape.smem_bytes, std::move(all));
     faults.insert(faults.end(), found.begin(), found.end());
   }

@@ -1,0 +1,184 @@
+// What the computing warpgroups of the families of the backward on warpgroup products share. See
+// mma/bwd_key_tiles.cuh for what a family defines; here also
+//   Shape  kPairs: keys times rows of a thread in a step; kWarpgroupsShareKeys: all have the
+//   block's
+//          64 keys, instead of 64 each
+#ifndef TILEWRIGHT_MMA_BWD_CONSUMER_CUH_
+#define TILEWRIGHT_MMA_BWD_CONSUMER_CUH_
+
+#include "abi/attn_bwd_params.h"
+#include "core/math.cuh"
+#include "core/problem.cuh"
+#include "core/warp_reduce.cuh"
+#include "mma/bwd_key_tiles.cuh"
+#include "policy/mask_chain.cuh"
+#include "policy/row_tiles.cuh"
+#include "ptx/special.cuh"
+#include "ptx/stmatrix.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+
+namespace tilewright {
+namespace bwd_sm90 {
+
+// Where a step's dQ goes.
+struct DqTarget {
+  int tile = -1;         // of dQ; negative: nowhere
+  i32 warps_before = 0;  // deterministic: that add to it before this block's
+};
+
+template <class Config, class Params>
+struct ConsumerBase {
+  using S = Shape<Config>;
+  using Mask = typename Config::Mask;
+
+  SharedStorage<Config>& shared;
+  const Params& params;
+  const int warpgroup;  // of the consumers
+  const int thread;     // of the warpgroup
+  const int first_key;  // of the warpgroup's in the block's tile
+  const float to_log2;
+
+  // Rows of the tile's problem that see the keys of this thread's rows r and r + 8.
+  int first_row[2];
+  int end_row[2];
+
+  __device__ __forceinline__ ConsumerBase(SharedStorage<Config>& shared, const Params& params)
+      : shared(shared),
+        params(params),
+        // Shuffled, so that the compiler knows that a warp agrees.
+        warpgroup(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0) - 1),
+        thread(static_cast<int>(threadIdx.x) % kWarpgroup),
+        first_key(S::kWarpgroupsShareKeys ? 0 : warpgroup * kWarpgroupKeys),
+        to_log2(params.core.scale * kLog2OfE) {}
+
+  __device__ __forceinline__ i32* CounterOf(const DqTarget& target) const {
+    return params.gradients.dq_turns + target.tile;
+  }
+
+  // Warps that add to the tile m of dQ before those of this block.
+  __device__ __forceinline__ i32 WarpsBefore(const Problem& problem, i64 m) const {
+    const i64 keys_end =
+        KeysOfRows<Mask>(problem, RowsOfTile(problem, m, Config::kBlockM), params).end;
+    return static_cast<i32>(CeilDiv(keys_end, Config::kBlockN) - 1 -
+                            shared.tile.kv_begin / Config::kBlockN) *
+           S::kConsumerWarps;
+  }
+
+  __device__ __forceinline__ static u64 Descriptor(const void* tile, int panel_rows) {
+    return ptx::SwizzledDescriptor(ptx::SharedAddress(tile), panel_rows * kRowBytes);
+  }
+  // Of this warpgroup's keys, and of a stage's rows.
+  __device__ __forceinline__ u64 KeysOf(const u16 (*panels)[Config::kBlockN][kPanelColumns]) const {
+    return Descriptor(&panels[0][first_key], Config::kBlockN);
+  }
+  __device__ __forceinline__ u64 RowsOf(const u16 (*panels)[Config::kBlockM][kPanelColumns]) const {
+    return Descriptor(panels, Config::kBlockM);
+  }
+
+  __device__ __forceinline__ int lane() const { return thread % 32; }
+  // The key of the block's tile that this thread's row r or r + 8 stands for.
+  __device__ __forceinline__ int Key(int half) const {
+    return first_key + thread / 32 * 16 + lane() / 4 + half * 8;
+  }
+
+  __device__ __forceinline__ void FindRows(const KeyTile& tile) {
+    const Problem problem = ProblemOf<Config>(tile, params);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const RowInterval rows = Mask::KeyRows(problem, tile.kv_begin + Key(half), params);
+      const int mine = 2 * (lane() % 4);
+      constexpr int kNone = 0x7fffffff;
+      first_row[half] = rows.begin < rows.end ? static_cast<int>(Max(rows.begin, 0)) - mine : kNone;
+      end_row[half] = static_cast<int>(Max(rows.end, 0)) - mine;
+    }
+  }
+
+  // s from products to weights, in the step number `step`. Rows beyond the end have none, because
+  // of their LSE.
+  template <bool kFull>
+  __device__ __forceinline__ void Weights(float (&s)[S::kPairs], u32 step, int q_begin) const {
+    constexpr int kValues = 2 * S::kLaneRows;  // of a lane, of the rows of a load
+    int begin[2] = {}, end[2] = {};
+    if constexpr (!kFull) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        begin[half] = first_row[half] - q_begin;
+        end[half] = end_row[half] - q_begin;
+      }
+    }
+    const float* const lse = &shared.lse[step % kStatsStages][S::kLaneRows * (lane() % 4)];
+#pragma unroll
+    for (int n = 0; n < S::kPairs / kValues; ++n) {
+      const auto reference =
+          *reinterpret_cast<const LaneRows<S::kLaneRows>*>(lse + 2 * kValues * n);
+#pragma unroll
+      for (int at = 0; at < kValues; ++at) {
+        float& weight = s[kValues * n + at];
+        weight = ptx::ex2_approx_ftz(fmaf(weight, to_log2, -reference.value[at / 4 * 2 + at % 2]));
+        if constexpr (!kFull) {
+          const int column = 2 * kValues * n + at / 4 * 8 + at % 2, half = at / 2 % 2;
+          bool keep = column >= begin[half];
+          if constexpr (Mask::kCutsLeft) keep = keep && column < end[half];
+          weight = keep ? weight : 0.f;
+        }
+      }
+    }
+  }
+
+  // This warp's 16 rows of panels of 64 columns.
+  template <int kChunks, int kRows>
+  __device__ __forceinline__ void StoreRows(u16 (*panels)[kRows][kPanelColumns],
+                                            const u32 (&packed)[2 * kChunks]) const {
+    const int row = first_key + thread / 32 * 16 + lane() % 16;
+    // A row starts on a multiple of 128 bytes: the swizzle of a chunk is one exclusive or.
+    const u32 first = ptx::SharedAddress(&panels[0][row][(lane() / 16 ^ row % 8) * 8]);
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; chunk += 2) {
+      const u32 address = (first ^ chunk % 8 * 16) + chunk / 8 * kRows * kRowBytes;
+      if (chunk + 1 < kChunks) {
+        ptx::stmatrix_x4(address, packed[2 * chunk], packed[2 * chunk + 1], packed[2 * chunk + 2],
+                         packed[2 * chunk + 3]);
+      } else {
+        ptx::stmatrix_x2(address, packed[2 * chunk], packed[2 * chunk + 1]);
+      }
+    }
+  }
+
+  // This warpgroup's rows of dK or dV to memory, from panels in shared memory: by its thread 0
+  // from the map, or by all where no map describes the tensor.
+  template <int kColumns, int kPanels>
+  __device__ __forceinline__ void StoreGradient(const u16 (*panels)[Config::kBlockN][kPanelColumns],
+                                                const abi::TensorMap* map, void* tensor,
+                                                const abi::TensorStrides& strides,
+                                                const KeyTile& tile) const {
+    const int row = first_key;
+    const int first = tile.kv_begin + row;
+    if ((params.sm90.by_threads & abi::kGradientsByThreads) == 0) {
+      if (thread == 0) {
+#pragma unroll
+        for (int panel = 0; panel < kPanels; ++panel) {
+          ptx::cp_async_bulk_tensor_4d_store(map, ptx::SharedAddress(&panels[panel][row]),
+                                             panel * kPanelColumns, first, tile.head_kv,
+                                             tile.batch);
+        }
+      }
+      return;
+    }
+    const int rows =
+        static_cast<int>(Max(0, Min(SeqlenKv<Config>(params) - first, kWarpgroupKeys)));
+    u16* out = static_cast<u16*>(tensor) + tile.batch * strides.batch +
+               tile.head_kv * strides.head + first * strides.seq;
+#pragma unroll 1
+    for (int n = thread; n < rows * kColumns; n += kWarpgroup) {
+      const int r = n / kColumns, column = n % kColumns;
+      const int at = (column / 8 % 8 ^ r % 8) * 8 + column % 8;
+      out[r * strides.seq + column] = panels[column / kPanelColumns][row + r][at];
+    }
+  }
+};
+
+}  // namespace bwd_sm90
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_MMA_BWD_CONSUMER_CUH_

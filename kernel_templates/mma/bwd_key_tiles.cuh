@@ -1,0 +1,351 @@
+// What the families of the backward on warpgroup products share: which keys a block has, and the
+// warpgroup that loads.
+//
+// A family defines, for its Config,
+//   Shape          kPanelsQk, kPanelsV, kBytesK, kBytesV, kBytesQ, kBytesDo: of tiles in shared
+//                  memory; kConsumerWarps; kLaneRows: statistics that a lane reads at a time, 2 or
+//                  4; kBeginsWithZeros: whether the last stage of rows holds what a step before the
+//                  first one reads
+//   SharedStorage  k, v, q, d_o, lse, delta, tile, kv_full, rows_full, rows_empty
+#ifndef TILEWRIGHT_MMA_BWD_KEY_TILES_CUH_
+#define TILEWRIGHT_MMA_BWD_KEY_TILES_CUH_
+
+#include "abi/attn_bwd_params.h"
+#include "abi/tensor_map.h"
+#include "core/math.cuh"
+#include "core/problem.cuh"
+#include "core/warp_reduce.cuh"
+#include "policy/row_tiles.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/griddep.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
+
+namespace tilewright {
+namespace bwd_sm90 {
+
+inline constexpr int kWarpgroup = 128;     // threads
+inline constexpr int kWarpgroupKeys = 64;  // M of a wgmma
+inline constexpr int kPanelColumns = 64;   // 128 bytes, the width of the swizzle
+inline constexpr int kRowBytes = 128;      // of a panel
+inline constexpr int kUnit = 16;           // bytes that a descriptor counts in
+inline constexpr int kLoadingWarps = 4;
+inline constexpr int kCopyThreads = 96;
+inline constexpr int kStatsStages = 2;
+
+template <class Config>
+struct Shape;
+template <class Config>
+struct SharedStorage;
+
+// A block's keys, and the tiles of rows that see any of them.
+struct KeyTile {
+  int batch;
+  int head_kv;
+  int kv_begin;
+  int begin;  // tiles of rows
+  int end;
+  int full_begin;  // those whose rows all see all keys
+  int full_end;
+  __device__ __forceinline__ bool HasSteps() const { return begin < end; }
+};
+
+// A stage of a ring of buffers, and the parity of the phase that is waited for.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  u32 parity = 0;
+  __device__ __forceinline__ void Advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+__device__ __forceinline__ void Wait(const u64& barrier, u32 parity) {
+  while (!ptx::mbarrier_try_wait_parity(ptx::SharedAddress(&barrier), parity)) {
+  }
+}
+
+__device__ __forceinline__ void Arrive(const u64& barrier) {
+  ptx::mbarrier_arrive(ptx::SharedAddress(&barrier));
+}
+
+// Of this warp, after all its lanes.
+__device__ __forceinline__ void WarpArrives(const u64& barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) Arrive(barrier);
+}
+
+template <class Config, class Params>
+__device__ __forceinline__ Problem ProblemOf(const KeyTile& tile, const Params& params) {
+  return MakeProblem<Config>(tile.batch, i64{tile.head_kv} * Config::kGroup, params);
+}
+
+// policy/row_tiles.cuh's search by the lanes of a warp: a block begins with four of them, and one
+// thread alone takes some thousand clocks for these.
+struct SearchByWarp {
+  template <class Holds>
+  __device__ __forceinline__ static i64 First(i64 low, i64 high, const Holds& holds) {
+    const i64 lane = threadIdx.x % 32;
+    while (low < high) {
+      const i64 step = (high - low + 31) / 32;
+      const i64 m = low + lane * step;
+      const u32 found = __ballot_sync(kAllLanes, m >= high || holds(m));
+      // Lanes from here on have found it.
+      const i64 first = found == 0 ? 32 : __ffs(static_cast<int>(found)) - 1;
+      high = Min(high, low + first * step);
+      if (first == 0) break;
+      low += (first - 1) * step + 1;
+    }
+    return high;
+  }
+};
+
+// By all lanes of a warp. abi::BwdSm90Args says in what order tiles come; deterministic, the keys
+// of a head the other way.
+template <class Config, class Params>
+__device__ __forceinline__ KeyTile FindTile(u32 number, const Params& params) {
+  using Mask = typename Config::Mask;
+  const abi::BwdSm90Args& args = params.sm90;
+  const u32 section = number / (args.section_heads * args.key_tiles);
+  const u32 in_section = number - section * args.section_heads * args.key_tiles;
+  const u32 first_head = section * args.section_heads;
+  const u32 heads = min(args.section_heads, args.heads - first_head);
+  const u32 head = first_head + in_section % heads;
+  const u32 heads_kv = static_cast<u32>(params.core.heads_kv);
+  KeyTile tile = {};
+  tile.batch = static_cast<int>(head / heads_kv);
+  tile.head_kv = static_cast<int>(head % heads_kv);
+  const u32 n = in_section / heads;
+  tile.kv_begin =
+      static_cast<int>(Config::kDeterministic ? args.key_tiles - 1 - n : n) * Config::kBlockN;
+  const Problem problem = ProblemOf<Config>(tile, params);
+  const i64 kv_end = Min(i64{tile.kv_begin} + Config::kBlockN, problem.seqlen_kv);
+  if (tile.kv_begin >= kv_end) return tile;
+  const RowTiles rows =
+      RowTilesOfKeys<Mask, SearchByWarp>(problem, tile.kv_begin, kv_end, Config::kBlockM, params);
+  tile.begin = static_cast<int>(rows.begin);
+  tile.end = static_cast<int>(rows.end);
+  if (tile.kv_begin + Config::kBlockN == kv_end) {
+    const RowTiles full = FullRowTilesOfKeys<Mask, SearchByWarp>(problem, tile.kv_begin, kv_end,
+                                                                 Config::kBlockM, rows, params);
+    tile.full_begin = static_cast<int>(full.begin);
+    tile.full_end = static_cast<int>(full.end);
+  }
+  return tile;
+}
+
+// Where the statistics of a tile's row r lie: see LaneRows.
+template <int kLaneRows>
+__device__ __forceinline__ constexpr int PlaceOfRow(int r) {
+  return kLaneRows == 2 ? r : r / 16 * 16 + r % 8 / 2 * 4 + r / 8 % 2 * 2 + r % 2;
+}
+
+// By all lanes of a warp.
+template <class Config, class Params>
+__device__ __forceinline__ u32 NumberOfBlock(const Params& params) {
+  if constexpr (!Config::kDeterministic) return blockIdx.x;
+  // The counter lies behind the turns of the tiles.
+  const abi::AttnBwdParams& gradients = params.gradients;
+  i32 number = 0;
+  if (threadIdx.x % 32 == 0) {
+    number = atomicAdd(
+        gradients.dq_turns + gradients.sums_batches * params.core.heads_q * gradients.tiles_of_head,
+        1);
+  }
+  return static_cast<u32>(__shfl_sync(kAllLanes, number, 0));
+}
+
+// shared.tile, by the first warp.
+template <class Config, class Params>
+__device__ __forceinline__ void FindTileOfBlock(KeyTile& shared_tile, const Params& params) {
+  // A number is drawn from what attn_bwd_prep has cleared.
+  if constexpr (Config::kDeterministic) ptx::griddepcontrol_wait();
+  if (threadIdx.x < 32) {
+    const KeyTile tile = FindTile<Config>(NumberOfBlock<Config>(params), params);
+    if (threadIdx.x == 0) shared_tile = tile;
+  }
+}
+
+// By one thread.
+template <class Config>
+__device__ __forceinline__ void InitialiseRowBarriers(SharedStorage<Config>& shared) {
+  ptx::mbarrier_init(ptx::SharedAddress(&shared.kv_full), kLoadingWarps);
+  for (int stage = 0; stage < Config::kStages; ++stage) {
+    ptx::mbarrier_init(ptx::SharedAddress(&shared.rows_full[stage]), kLoadingWarps);
+    ptx::mbarrier_init(ptx::SharedAddress(&shared.rows_empty[stage]),
+                       Shape<Config>::kConsumerWarps);
+  }
+}
+
+// Statistics of rows that one lane has in fragments, neighbours in shared memory: of rows 2q and
+// 2q + 1 of a lane with number q of its quad and, with four, 2q + 8 and 2q + 9. Reading four takes
+// as long as reading one.
+template <int kCount>
+struct alignas(4 * kCount) LaneRows {
+  float value[kCount];
+};
+
+// ---- the loading warpgroup ----
+
+// Copies a tile element by element: rows from `valid_rows` on and columns beyond kColumns become
+// zeros. By warps 1 to 3.
+template <int kColumns, int kPanels, int kRows>
+__device__ __forceinline__ void CopyTile(u16 (*tile)[kRows][kPanelColumns], const void* source,
+                                         i64 row_stride, i64 valid_rows) {
+  constexpr int kWidth = kPanels * kPanelColumns;
+#pragma unroll 1
+  for (int n = static_cast<int>(threadIdx.x) - 32; n < kRows * kWidth; n += kCopyThreads) {
+    const int row = n / kWidth, column = n % kWidth;
+    const int at = (column / 8 % 8 ^ row % 8) * 8 + column % 8;
+    tile[column / kPanelColumns][row][at] =
+        row < valid_rows && column < kColumns
+            ? static_cast<const u16*>(source)[row * row_stride + column]
+            : u16{0};
+  }
+  ptx::fence_proxy_async_shared();
+}
+
+template <class Config, class Params>
+struct Loader {
+  using S = Shape<Config>;
+  SharedStorage<Config>& shared;
+  const Params& params;
+  Ring<Config::kStages> ring = {0, 1};  // parities of the slots being empty: the first wait passes
+  Ring<Config::kStages> released;       // of the step whose statistics the next ones overwrite
+  int steps = 0;
+
+  __device__ __forceinline__ static const void* RowsOf(const void* tensor,
+                                                       const abi::TensorStrides& strides, i64 batch,
+                                                       i64 head, i64 row) {
+    return static_cast<const u16*>(tensor) + batch * strides.batch + head * strides.head +
+           row * strides.seq;
+  }
+
+  template <int kPanels, int kRows>
+  __device__ __forceinline__ static void LoadPanels(const u16 (*tile)[kRows][kPanelColumns],
+                                                    const abi::TensorMap* map, const u64& full,
+                                                    int row, int head, int batch) {
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      ptx::cp_async_bulk_tensor_4d_load(
+          ptx::SharedAddress(&tile[panel]), map, ptx::SharedAddress(&full), panel * kPanelColumns,
+          static_cast<int>(row), static_cast<int>(head), static_cast<int>(batch));
+    }
+  }
+
+  // Until the step has passed that had `slot`.
+  __device__ __forceinline__ void WaitForSlot(const Ring<Config::kStages>& slot) const {
+    const bool was_zeros = S::kBeginsWithZeros && slot.stage == Config::kStages - 1;
+    Wait(shared.rows_empty[slot.stage], slot.parity ^ (was_zeros ? 1 : 0));
+  }
+
+  // ---- thread 0
+
+  __device__ __forceinline__ void LoadKeysByMap(const KeyTile& tile) {
+    if ((params.sm90.by_threads & abi::kKvByThreads) != 0) return Arrive(shared.kv_full);
+    ptx::mbarrier_arrive_expect_tx(ptx::SharedAddress(&shared.kv_full), S::kBytesK + S::kBytesV);
+    LoadPanels<S::kPanelsQk>(shared.k, &params.sm90.k, shared.kv_full, tile.kv_begin, tile.head_kv,
+                             tile.batch);
+    LoadPanels<S::kPanelsV>(shared.v, &params.sm90.v, shared.kv_full, tile.kv_begin, tile.head_kv,
+                            tile.batch);
+  }
+
+  __device__ __forceinline__ void LoadRowsByMap(const KeyTile& tile, int h, int m) {
+    const u64& full = shared.rows_full[ring.stage];
+    WaitForSlot(ring);
+    if ((params.sm90.by_threads & abi::kQByThreads) != 0) return Arrive(full);
+    const int row = m * Config::kBlockM;
+    ptx::mbarrier_arrive_expect_tx(ptx::SharedAddress(&full), S::kBytesQ + S::kBytesDo);
+    LoadPanels<S::kPanelsQk>(shared.q[ring.stage], &params.sm90.q, full, row, h, tile.batch);
+    LoadPanels<S::kPanelsV>(shared.d_o[ring.stage], &params.sm90.d_o, full, row, h, tile.batch);
+  }
+
+  // ---- warps 1 to 3
+
+  __device__ __forceinline__ void LoadKeysByThreads(const KeyTile& tile) {
+    if ((params.sm90.by_threads & abi::kKvByThreads) != 0) {
+      const abi::AttnFwdParams& core = params.core;
+      const i64 valid = SeqlenKv<Config>(params) - tile.kv_begin;
+      CopyTile<Config::kHeadDimQk, S::kPanelsQk>(
+          shared.k, RowsOf(core.k, core.k_strides, tile.batch, tile.head_kv, tile.kv_begin),
+          core.k_strides.seq, valid);
+      CopyTile<Config::kHeadDimV, S::kPanelsV>(
+          shared.v, RowsOf(core.v, core.v_strides, tile.batch, tile.head_kv, tile.kv_begin),
+          core.v_strides.seq, valid);
+    }
+    WarpArrives(shared.kv_full);
+  }
+
+  __device__ __forceinline__ void LoadRowsByThreads(const KeyTile& tile, int h, int m) {
+    constexpr int kRows = (Config::kBlockM + kCopyThreads - 1) / kCopyThreads;  // of a thread
+    const abi::AttnFwdParams& core = params.core;
+    const abi::AttnBwdParams& gradients = params.gradients;
+    const int row = m * Config::kBlockM;
+    const int valid = static_cast<int>(Min(SeqlenQ<Config>(params) - row, Config::kBlockM));
+    const abi::RowStats* stats =
+        gradients.row_stats + (tile.batch * core.heads_q + h) * gradients.stats_rows + row;
+    // On their way while the slot is waited for. Rows beyond the end have no weights.
+    abi::RowStats mine[kRows];
+#pragma unroll
+    for (int n = 0; n < kRows; ++n) {
+      const int r = static_cast<int>(threadIdx.x) - 32 + n * kCopyThreads;
+      mine[n] = {Infinity(), 0};
+      if (r < valid) mine[n] = stats[r];
+    }
+    if (steps >= kStatsStages) {
+      WaitForSlot(released);
+      released.Advance();
+    }
+    const int slot = steps % kStatsStages;
+    ++steps;
+#pragma unroll
+    for (int n = 0; n < kRows; ++n) {
+      const int r = static_cast<int>(threadIdx.x) - 32 + n * kCopyThreads;
+      if (r >= Config::kBlockM) break;
+      shared.lse[slot][PlaceOfRow<S::kLaneRows>(r)] = mine[n].lse * kLog2OfE;
+      shared.delta[slot][PlaceOfRow<S::kLaneRows>(r)] = mine[n].delta;
+    }
+    if ((params.sm90.by_threads & abi::kQByThreads) != 0) {
+      WaitForSlot(ring);
+      CopyTile<Config::kHeadDimQk, S::kPanelsQk>(shared.q[ring.stage],
+                                                 RowsOf(core.q, core.q_strides, tile.batch, h, row),
+                                                 core.q_strides.seq, valid);
+      CopyTile<Config::kHeadDimV, S::kPanelsV>(
+          shared.d_o[ring.stage], RowsOf(gradients.d_o, gradients.d_o_strides, tile.batch, h, row),
+          gradients.d_o_strides.seq, valid);
+    }
+    WarpArrives(shared.rows_full[ring.stage]);
+  }
+
+  // kByMap: the part of thread 0, otherwise that of warps 1 to 3.
+  template <bool kByMap>
+  __device__ __forceinline__ void LoadTile(const KeyTile& tile) {
+    if (!tile.HasSteps()) return;
+    if constexpr (kByMap) {
+      LoadKeysByMap(tile);
+    } else {
+      LoadKeysByThreads(tile);
+    }
+#pragma unroll 1
+    for (int g = 0; g < Config::kGroup; ++g) {
+#pragma unroll 1
+      for (int m = tile.begin; m < tile.end; ++m) {
+        const int h = tile.head_kv * Config::kGroup + g;
+        if constexpr (kByMap) {
+          LoadRowsByMap(tile, h, m);
+        } else {
+          LoadRowsByThreads(tile, h, m);
+        }
+        ring.Advance();
+      }
+    }
+  }
+};
+
+}  // namespace bwd_sm90
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_MMA_BWD_KEY_TILES_CUH_
