@@ -257,6 +257,18 @@ class FamilyLibrary(compare.Library):
             self.runtime = saved
 
 
+def chosen(entries, words):
+    """The rows of these names, or with these parts of names, in the order of the words."""
+    names = {entry["name"] for entry in entries}
+    rows = {}
+    for word in words:
+        for entry in entries:
+            name = entry["name"]
+            if name == word if word in names else word in name:
+                rows[name] = entry
+    return list(rows.values())
+
+
 def main():
     import torch
 
@@ -264,12 +276,12 @@ def main():
     parser.add_argument("--library", required=True)
     parser.add_argument("--commit", required=True)
     parser.add_argument("--results")
-    parser.add_argument("--rows", nargs="*", help="names, or parts of them")
+    parser.add_argument("--rows", nargs="*", help="names, or parts of names")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     entries = json.loads((HERE / "peers_backward.json").read_text())
     if options.rows:
-        entries = [e for e in entries if any(part in e["name"] for part in options.rows)]
+        entries = chosen(entries, options.rows)
     header = {
         "topic": "backward",
         "commit": options.commit,
