@@ -21,7 +21,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -49,6 +48,7 @@
 #include "plan/family_planner.h"
 #include "plan/launch_shape.h"
 #include "plan/planner.h"
+#include "reference/element.h"
 #include "runtime/pack_args.h"
 #include "runtime/pack_sm90.h"
 #include "spec/canonical.h"
@@ -113,7 +113,13 @@ class Machine {
                                 device::DeviceBuffer::Allocate(machine->api(), kFlushBytes));
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
-    for (float& value : machine->pool) value = normal(random);
+    for (size_t n = 0; n < kPoolElements; ++n) {
+      const double value = normal(random);
+      machine->fp16_pool[n] =
+          static_cast<uint16_t>(reference::EncodeFloat(reference::kFp16Format, value));
+      machine->bf16_pool[n] =
+          static_cast<uint16_t>(reference::EncodeFloat(reference::kBf16Format, value));
+    }
     return machine;
   }
   const device::DriverApi& api() const { return devices->api(); }
@@ -121,17 +127,9 @@ class Machine {
   // Random normal elements.
   absl::StatusOr<void*> Random(int64_t elements, ElementType type, size_t shift) {
     std::vector<uint16_t> host(kPoolElements);
-    for (size_t n = 0; n < kPoolElements; ++n) {
-      const float value = pool[(n + shift) % kPoolElements];
-      if (type == ElementType::kFp16) {
-        const _Float16 half = static_cast<_Float16>(value);
-        std::memcpy(&host[n], &half, 2);
-      } else {
-        uint32_t bits;
-        std::memcpy(&bits, &value, 4);
-        host[n] = static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-      }
-    }
+    const std::vector<uint16_t>& pool = type == ElementType::kFp16 ? fp16_pool : bf16_pool;
+    std::rotate_copy(pool.begin(), pool.begin() + static_cast<int64_t>(shift % kPoolElements),
+                     pool.end(), host.begin());
     TILEWRIGHT_ASSIGN_OR_RETURN(device::DeviceBuffer buffer,
                                 device::DeviceBuffer::Allocate(api(), elements * 2));
     for (int64_t at = 0; at < elements; at += kPoolElements) {
@@ -149,7 +147,8 @@ class Machine {
   device::OwnedEvent begin, end;
   device::DeviceBuffer flush;
   std::vector<device::DeviceBuffer> buffers;
-  std::vector<float> pool = std::vector<float>(kPoolElements);
+  std::vector<uint16_t> fp16_pool = std::vector<uint16_t>(kPoolElements);
+  std::vector<uint16_t> bf16_pool = std::vector<uint16_t>(kPoolElements);
 };
 
 absl::StatusOr<plan::KernelPlan> PlanOf(const std::string& text, const AttentionSpec& spec,
@@ -271,15 +270,7 @@ absl::StatusOr<AttentionArgs> MakeArgs(Machine& machine, const AttentionSpec& sp
 }
 
 float Widen(uint16_t bits, ElementType type) {
-  if (type == ElementType::kFp16) {
-    _Float16 half;
-    std::memcpy(&half, &bits, 2);
-    return static_cast<float>(half);
-  }
-  const uint32_t wide = uint32_t{bits} << 16;
-  float value;
-  std::memcpy(&value, &wide, 4);
-  return value;
+  return type == ElementType::kFp16 ? reference::DecodeFp16(bits) : reference::DecodeBf16(bits);
 }
 
 // || a - b || / || b ||; NaN where one of them has NaN.
