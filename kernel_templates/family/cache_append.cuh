@@ -13,17 +13,22 @@
 //           `ticket` counts the blocks and is 0 again afterwards.
 // Barriers  Two a tile: before the tokens of the tile before are overwritten, and around them and
 //           their sines.
-// Shared    tokens [kTokens], cos and sin [kTokens][pairs, rounded up to 4] fp32
+// Shared    tokens [kTokens], cos and sin [kTokens][pairs, or rotated columns] fp32
 #ifndef TILEWRIGHT_FAMILY_CACHE_APPEND_CUH_
 #define TILEWRIGHT_FAMILY_CACHE_APPEND_CUH_
 
 #include "abi/cache_append_params.h"
+#include "core/concepts.cuh"
 #include "core/convert.cuh"
 #include "core/math.cuh"
 #include "core/types.cuh"
 #include "core/warp_reduce.cuh"
 #include "core/words.cuh"
 #include "policy/rotary.cuh"
+#ifdef __CUDACC__
+#include "ptx/convert.cuh"
+#include "ptx/mma_sync.cuh"
+#endif
 
 namespace tilewright {
 namespace cache_append {
@@ -38,10 +43,13 @@ inline constexpr float kLargest<Fp8E5m2> = 57344;
 template <>
 inline constexpr float kLargest<Int8> = 127;
 
-// A new token: its row among the new ones, its place in the cache.
+// Rows of a token: an index of its arrays.
+enum Kind { kQ, kK, kV };
+
+// A new token and its place in the cache.
 struct Token {
-  i64 batch;
-  i64 row;
+  const void* from[3];  // its rows of head 0, by kind
+  void* to[3];
   i64 block;  // slot or page
   i64 block_row;
   i32 position;
@@ -54,15 +62,20 @@ struct Shape {
   static constexpr int kThreads = Config::kWarps * 32;
   static constexpr int kHalf = Config::kRotaryDim / 2;
   static constexpr bool kRotates = Config::kHalfSplit || Config::kInterleaved;
-  static constexpr int kPairs = RoundUp(kHalf > 0 ? kHalf : 1, 4);
+  // A cosine and a sine for each column (half split: the sine of the first of a pair is negative)
+  // or for each pair.
+  static constexpr int kAngles = RoundUp(kHalf == 0           ? 1
+                                         : Config::kHalfSplit ? 2 * kHalf
+                                                              : kHalf,
+                                         4);
   static constexpr int kRows = Config::kHeadsQ + Config::kHeadsKv * (Config::kDimV > 0 ? 2 : 1);
   static constexpr int kDim = Config::kDimQk > Config::kDimV ? Config::kDimQk : Config::kDimV;
 };
 
 template <class Config>
 struct SharedStorage {
-  alignas(16) float cos[Config::kTokens][Shape<Config>::kPairs];
-  alignas(16) float sin[Config::kTokens][Shape<Config>::kPairs];
+  alignas(16) float cos[Config::kTokens][Shape<Config>::kAngles];
+  alignas(16) float sin[Config::kTokens][Shape<Config>::kAngles];
   Token tokens[Config::kTokens];
   i32 is_last;
   i32 padding[3];
@@ -84,11 +97,18 @@ __device__ __forceinline__ i64 NewTokensOf(i64 b, const Params& params) {
   return count;
 }
 
+// Row `row` of head 0 of a batch, slot or page.
+template <class Element>
+__device__ __forceinline__ Element* RowOf(Element* base, const abi::TensorStrides& strides,
+                                          i64 batch, i64 row) {
+  return base + batch * strides.batch + row * strides.seq;
+}
+
 template <class Config, class Params>
 __device__ __forceinline__ Token FindToken(i64 token, const Params& params) {
   const abi::CacheAppendParams& core = params.core;
   Token found = {};
-  i64 b, i;
+  i64 b, i, batch = 0, row = token;  // of the new tensors
   if (core.cu_seqlens != nullptr) {
     if (token >= core.cu_seqlens[core.batch]) return found;
     // The first sequence that ends behind the token.
@@ -103,15 +123,20 @@ __device__ __forceinline__ Token FindToken(i64 token, const Params& params) {
     }
     b = low;
     i = token - core.cu_seqlens[b];
-    found.row = token;
   } else {
     b = Quotient(token, core.seqlen);
     i = token - b * core.seqlen;
-    found.batch = b;
-    found.row = i;
+    batch = b;
+    row = i;
   }
   found.exists = core.seqused == nullptr || i < core.seqused[b];
   if (!found.exists) return found;
+  using Element = typename Config::Element;
+  using CacheElement = typename Config::CacheElement;
+  found.from[kQ] = RowOf(static_cast<const Element*>(core.q), core.q_strides, batch, row);
+  found.from[kK] = RowOf(static_cast<const Element*>(core.k), core.k_strides, batch, row);
+  found.from[kV] = RowOf(static_cast<const Element*>(core.v), core.v_strides, batch, row);
+  found.to[kQ] = RowOf(static_cast<Element*>(core.q_out), core.q_out_strides, batch, row);
   const i64 j = i + (core.lengths != nullptr ? core.lengths[b] : 0);
   found.position = core.positions != nullptr ? core.positions[token] : static_cast<i32>(j);
   const i64 slot = core.cache_batch_idx != nullptr ? core.cache_batch_idx[b] : b;
@@ -124,6 +149,10 @@ __device__ __forceinline__ Token FindToken(i64 token, const Params& params) {
     found.block_row = j % Config::kPageRows;
     found.stored = found.block >= 0;
   }
+  found.to[kK] = RowOf(static_cast<CacheElement*>(core.k_cache), core.k_cache_strides, found.block,
+                       found.block_row);
+  found.to[kV] = RowOf(static_cast<CacheElement*>(core.v_cache), core.v_cache_strides, found.block,
+                       found.block_row);
   return found;
 }
 
@@ -173,7 +202,53 @@ __device__ __forceinline__ void LoadFloats(const float* from, float (&to)[kCount
   }
 }
 
-enum class Kind { kQ, kK, kV };
+template <class Element>
+inline constexpr bool kIsHalf = kIsSame<Element, Bf16> || kIsSame<Element, Fp16>;
+template <class Element>
+inline constexpr bool kIsFp8 = kIsSame<Element, Fp8E4m3> || kIsSame<Element, Fp8E5m2>;
+
+#ifdef __CUDACC__
+// Whether there are instructions that narrow two values at a time.
+template <class Element, int kVec>
+inline constexpr bool kNarrowsPairs = kVec % 4 == 0 && ((kIsHalf<Element> && ptx::kHasCvtBf16) ||
+                                                        (kIsFp8<Element> && ptx::kHasCvtFp8));
+
+template <class Element, int kVec>
+__device__ __forceinline__ Chunk<Element, kVec> NarrowPairs(const float (&value)[kVec],
+                                                            float factor) {
+  Words<kVec* static_cast<int>(sizeof(Element))> words = {};
+#pragma unroll
+  for (int n = 0; n < kVec; n += 2) {
+    const float low = value[n] * factor, high = value[n + 1] * factor;
+    if constexpr (kIsHalf<Element>) {
+      words.word[n / 2] = ptx::cvt_rn_x2_f32(high, low, Element{});
+    } else {
+      const u32 pair = kIsSame<Element, Fp8E4m3> ? ptx::cvt_rn_satfinite_e4m3x2_f32(high, low)
+                                                 : ptx::cvt_rn_satfinite_e5m2x2_f32(high, low);
+      words.word[n / 4] |= pair << (n % 4 * 8);
+    }
+  }
+  return __builtin_bit_cast(Chunk<Element, kVec>, words);
+}
+#else
+template <class Element, int kVec>
+inline constexpr bool kNarrowsPairs = false;
+template <class Element, int kVec>
+Chunk<Element, kVec> NarrowPairs(const float (&value)[kVec], float factor);
+#endif
+
+// value * factor in the type of an output.
+template <class Element, int kVec>
+__device__ __forceinline__ Chunk<Element, kVec> Narrowed(const float (&value)[kVec], float factor) {
+  if constexpr (kNarrowsPairs<Element, kVec>) {
+    return NarrowPairs<Element>(value, factor);
+  } else {
+    Chunk<Element, kVec> out;
+#pragma unroll
+    for (int n = 0; n < kVec; ++n) FromFloat(value[n] * factor, &out.element[n]);
+    return out;
+  }
+}
 
 // The rows of a tile, kVec elements at a time.
 template <class Config, class Params, int kVec>
@@ -213,10 +288,10 @@ struct Rows {
   // Column of the lane's chunk n.
   __device__ __forceinline__ int ColumnOf(int n) const { return (n * kLanes + lane) * kVec; }
   __device__ __forceinline__ static bool Exists(const Row& row, int column) {
-    return row.active && column < (row.kind == Kind::kV ? Config::kDimV : Config::kDimQk);
+    return row.active && column < (row.kind == kV ? Config::kDimV : Config::kDimQk);
   }
   __device__ __forceinline__ static bool IsRotated(const Row& row, int column) {
-    return S::kRotates && row.kind != Kind::kV && column >= Config::kRotaryBegin &&
+    return S::kRotates && row.kind != kV && column >= Config::kRotaryBegin &&
            column < Config::kRotaryBegin + Config::kRotaryDim;
   }
   __device__ __forceinline__ static bool InFirstHalf(int column) {
@@ -226,10 +301,13 @@ struct Rows {
     if (kHalfSplit) return InFirstHalf(column) ? column + S::kHalf : column - S::kHalf;
     return Config::kRotaryBegin + ((column - Config::kRotaryBegin) ^ 1);
   }
-  __device__ __forceinline__ static int PairOf(int column) {
+  __device__ __forceinline__ static int AngleOf(int column) {
     const int e = column - Config::kRotaryBegin;
-    if (!kHalfSplit) return e / 2;
-    return InFirstHalf(column) ? e : e - S::kHalf;
+    return kHalfSplit ? e : e / 2;
+  }
+  // Whether the row goes to the cache as it is.
+  __device__ __forceinline__ static bool IsCopied(const Row& row) {
+    return kIsSame<Element, CacheElement> && (!S::kRotates || row.kind == kV);
   }
 
   __device__ __forceinline__ Row Load(int index) const {
@@ -239,27 +317,23 @@ struct Rows {
     row.token = index / S::kRows;
     const int of_token = index % S::kRows;
     const Token& token = shared.tokens[row.token];
-    const void* base;
-    const abi::TensorStrides* strides;
+    i64 stride;
     if (of_token < Config::kHeadsQ) {
-      row.kind = Kind::kQ;
+      row.kind = kQ;
       row.head = of_token;
-      base = core.q;
-      strides = &core.q_strides;
+      stride = core.q_strides.head;
     } else if (of_token < Config::kHeadsQ + Config::kHeadsKv) {
-      row.kind = Kind::kK;
+      row.kind = kK;
       row.head = of_token - Config::kHeadsQ;
-      base = core.k;
-      strides = &core.k_strides;
+      stride = core.k_strides.head;
     } else {
-      row.kind = Kind::kV;
+      row.kind = kV;
       row.head = of_token - Config::kHeadsQ - Config::kHeadsKv;
-      base = core.v;
-      strides = &core.v_strides;
+      stride = core.v_strides.head;
     }
-    row.active = row.kind == Kind::kQ ? token.exists : token.stored;
-    const Element* const from = static_cast<const Element*>(base) + token.batch * strides->batch +
-                                token.row * strides->seq + row.head * strides->head;
+    row.active = row.kind == kQ ? token.exists : token.stored;
+    const Element* const from =
+        static_cast<const Element*>(token.from[row.kind]) + row.head * stride;
 #pragma unroll
     for (int n = 0; n < kChunks; ++n) {
       const int column = ColumnOf(n);
@@ -281,34 +355,27 @@ struct Rows {
     return row;
   }
 
-  // One element of a pair: x cos -+ y sin, where the first of two loses and the second gains.
-  __device__ __forceinline__ static float Rotated(float x, float partner, bool is_first, float sin,
-                                                  float cos) {
-    return fmaf(x, cos, is_first ? -partner * sin : partner * sin);
-  }
-
   __device__ __forceinline__ void Rotate(const Row& row, int n, float (&value)[kVec]) const {
     const int column = ColumnOf(n);
     const float* const cosines = shared.cos[row.token];
     const float* const sines = shared.sin[row.token];
     if constexpr (kWholeChunks) {
       if (!IsRotated(row, column)) return;
-      constexpr int kPairsOfChunk = kHalfSplit ? kVec : kVec / 2;
-      float sin[kPairsOfChunk], cos[kPairsOfChunk];
-      LoadFloats(cosines + PairOf(column), cos);
-      LoadFloats(sines + PairOf(column), sin);
+      constexpr int kAnglesOfChunk = kHalfSplit ? kVec : kVec / 2;
+      float sin[kAnglesOfChunk], cos[kAnglesOfChunk];
+      LoadFloats(cosines + AngleOf(column), cos);
+      LoadFloats(sines + AngleOf(column), sin);
       if constexpr (kHalfSplit) {
 #pragma unroll
         for (int e = 0; e < kVec; ++e) {
-          value[e] = Rotated(value[e], static_cast<float>(row.partner[n].element[e]),
-                             InFirstHalf(column), sin[e], cos[e]);
+          value[e] = fmaf(static_cast<float>(row.partner[n].element[e]), sin[e], value[e] * cos[e]);
         }
       } else {
 #pragma unroll
         for (int e = 0; e < kVec; e += 2) {
           const float first = value[e], second = value[e + 1];
-          value[e] = Rotated(first, second, true, sin[e / 2], cos[e / 2]);
-          value[e + 1] = Rotated(second, first, false, sin[e / 2], cos[e / 2]);
+          value[e] = fmaf(-second, sin[e / 2], first * cos[e / 2]);
+          value[e + 1] = fmaf(first, sin[e / 2], second * cos[e / 2]);
         }
       }
     } else {
@@ -325,9 +392,9 @@ struct Rows {
         } else {
           partner = before[e ^ 1];  // the embedding begins at an even column, and so do chunks
         }
-        const bool is_first = kHalfSplit ? InFirstHalf(own) : PartnerOf(own) > own;
-        const int pair = PairOf(own);
-        value[e] = Rotated(value[e], partner, is_first, sines[pair], cosines[pair]);
+        const bool is_negative = !kHalfSplit && PartnerOf(own) > own;
+        const int angle = AngleOf(own);
+        value[e] = fmaf(is_negative ? -partner : partner, sines[angle], value[e] * cosines[angle]);
       }
     }
   }
@@ -337,12 +404,11 @@ struct Rows {
   __device__ __forceinline__ float StoredFactor(const Row& row,
                                                 const float (&value)[kChunks][kVec]) const {
     if constexpr (Config::kScaled) {
-      const abi::StoredScaleArgs& args =
-          row.kind == Kind::kV ? params.core.v_scale : params.core.k_scale;
+      const abi::StoredScaleArgs& args = row.kind == kV ? params.core.v_scale : params.core.k_scale;
       const Token& token = shared.tokens[row.token];
       float* const scale = args.scale + token.block * args.stride_batch +
                            token.block_row * args.stride_seq + row.head * args.stride_head;
-      const bool stores = row.active && row.kind != Kind::kQ;
+      const bool stores = row.active && row.kind != kQ;
       if constexpr (Config::kScalePerToken) {
         const float largest = LargestOfRow(value);
         // So small that the factor would overflow: the row is one of zeros.
@@ -377,33 +443,36 @@ struct Rows {
   }
 
   __device__ __forceinline__ void Finish(const Row& row) const {
+    const Token& token = shared.tokens[row.token];
+    const abi::CacheAppendParams& core = params.core;
+    if (IsCopied(row)) {
+      if (!row.active) return;
+      const i64 stride = row.kind == kK ? core.k_cache_strides.head : core.v_cache_strides.head;
+      Element* const to = static_cast<Element*>(token.to[row.kind]) + row.head * stride;
+#pragma unroll
+      for (int n = 0; n < kChunks; ++n) {
+        if (Exists(row, ColumnOf(n))) row.x[n].Store(to + ColumnOf(n));
+      }
+      return;
+    }
     float value[kChunks][kVec];
 #pragma unroll
     for (int n = 0; n < kChunks; ++n) {
 #pragma unroll
-      for (int e = 0; e < kVec; ++e) {
-        value[n][e] = Exists(row, ColumnOf(n)) ? static_cast<float>(row.x[n].element[e]) : 0.f;
-      }
+      for (int e = 0; e < kVec; ++e) value[n][e] = static_cast<float>(row.x[n].element[e]);
       if constexpr (S::kRotates) {
         if (row.active) Rotate(row, n, value[n]);
       }
     }
     const float factor = StoredFactor(row, value);
     if (!row.active) return;
-    const Token& token = shared.tokens[row.token];
-    const abi::CacheAppendParams& core = params.core;
-    if (row.kind == Kind::kQ) {
-      const abi::TensorStrides& strides = core.q_out_strides;
+    if (row.kind == kQ) {
       StoreRow(row, value, 1,
-               static_cast<Element*>(core.q_out) + token.batch * strides.batch +
-                   token.row * strides.seq + row.head * strides.head);
+               static_cast<Element*>(token.to[kQ]) + row.head * core.q_out_strides.head);
     } else {
-      const bool is_k = row.kind == Kind::kK;
-      const abi::TensorStrides& strides = is_k ? core.k_cache_strides : core.v_cache_strides;
+      const i64 stride = row.kind == kK ? core.k_cache_strides.head : core.v_cache_strides.head;
       StoreRow(row, value, factor,
-               static_cast<CacheElement*>(is_k ? core.k_cache : core.v_cache) +
-                   token.block * strides.batch + token.block_row * strides.seq +
-                   row.head * strides.head);
+               static_cast<CacheElement*>(token.to[row.kind]) + row.head * stride);
     }
   }
 
@@ -413,11 +482,7 @@ struct Rows {
 #pragma unroll
     for (int n = 0; n < kChunks; ++n) {
       const int column = ColumnOf(n);
-      if (!Exists(row, column)) continue;
-      Chunk<Out, kVec> out;
-#pragma unroll
-      for (int e = 0; e < kVec; ++e) FromFloat(value[n][e] * factor, &out.element[e]);
-      out.Store(to + column);
+      if (Exists(row, column)) Narrowed<Out>(value[n], factor).Store(to + column);
     }
   }
 
@@ -469,8 +534,15 @@ __device__ __forceinline__ void Run(const Params& params) {
         const int token = at / S::kHalf, pair = at % S::kHalf;
         if (!shared.tokens[token].exists) continue;
         const SinCos both = SinCosAt<Config>(shared.tokens[token].position, pair, params);
-        shared.sin[token][pair] = both.sin;
-        shared.cos[token][pair] = both.cos;
+        if constexpr (Config::kHalfSplit) {
+          shared.sin[token][pair] = -both.sin;
+          shared.cos[token][pair] = both.cos;
+          shared.sin[token][pair + S::kHalf] = both.sin;
+          shared.cos[token][pair + S::kHalf] = both.cos;
+        } else {
+          shared.sin[token][pair] = both.sin;
+          shared.cos[token][pair] = both.cos;
+        }
       }
       __syncthreads();
     }

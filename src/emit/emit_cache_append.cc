@@ -81,7 +81,7 @@ artifact::KernelSource EmitCacheAppend(const CacheAppendSpec& spec, const plan::
       ",\n              \"plan and kernel disagree on shared memory\");\n\n"
       "}  // namespace tilewright\n\n"
       "extern \"C\" __global__ void __launch_bounds__(",
-      plan.threads(), ", 4)\n", source.entry_name,
+      plan.threads(), ", ", plan.blocks, ")\n", source.entry_name,
       "(const __grid_constant__ tilewright::Params params) {\n"
       "  tilewright::cache_append::Run<tilewright::Config>(params);\n}\n");
   return source;

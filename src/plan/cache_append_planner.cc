@@ -20,9 +20,11 @@ constexpr int64_t kMostBlocks = 1 << 16;
 }  // namespace
 
 int64_t CacheAppendSmemBytes(const CacheAppendSpec& spec, int tokens) {
-  const int64_t pairs = RoundUp(std::max<int64_t>(spec::RotaryPairs(spec), 1), 4);
-  constexpr int64_t kTokenBytes = 40;
-  return RoundUp(tokens * (2 * pairs * 4 + kTokenBytes) + 16, 16);
+  const int64_t pairs = spec::RotaryPairs(spec);
+  const int64_t angles =
+      RoundUp(std::max<int64_t>(spec.rotary == Rotary::kHalfSplit ? 2 * pairs : pairs, 1), 4);
+  constexpr int64_t kTokenBytes = 72;
+  return RoundUp(tokens * (2 * angles * 4 + kTokenBytes) + 16, 16);
 }
 
 absl::StatusOr<KernelPlan> PlanCacheAppend(const CacheAppendSpec& spec, const std::string& target,
@@ -33,13 +35,15 @@ absl::StatusOr<KernelPlan> PlanCacheAppend(const CacheAppendSpec& spec, const st
   plan.warps = kWarps;
   // Where a token goes and its sines are found before its rows: a block does so for enough rows to
   // make little of that time.
-  constexpr int64_t kRowsOfThread = 12, kMostTokens = 16, kBlocksOfSm = 4;
-  plan.slots = static_cast<int>(std::max(num_sms, 1) * kBlocksOfSm);
+  constexpr int64_t kRowsOfThread = 12, kMostTokens = 16;
   const int64_t rows =
       std::max<int64_t>(spec.heads_q + spec.heads_kv * (spec.dim_v > 0 ? 2 : 1), 1);
   const int64_t chunks =
       CeilDiv(std::max(spec.dim_qk, spec.dim_v) * spec::ElementBytes(spec.type), 16);
   const int64_t rows_of_block = kWarps * 32 / std::min<int64_t>(chunks, 32);
+  // Registers of several chunks a lane, or of one.
+  plan.blocks = chunks > 64 ? 1 : chunks > 32 ? 2 : 4;
+  plan.slots = std::max(num_sms, 1) * plan.blocks;
   plan.block_m =
       static_cast<int>(std::clamp<int64_t>(rows_of_block * kRowsOfThread / rows, 1, kMostTokens));
   while (plan.block_m > 1 && CacheAppendSmemBytes(spec, plan.block_m) > kMostSmem) --plan.block_m;
@@ -53,8 +57,11 @@ absl::StatusOr<KernelPlan> PlanCacheAppend(const CacheAppendSpec& spec, const st
 }
 
 int CacheAppendTileTokens(const KernelPlan& plan, const CacheAppendArgs& args) {
+  // As many rounds as the largest tiles take, with tiles that fill the last of them.
+  const int64_t tokens = spec::TokensOf(args), slots = std::max(plan.slots, 1);
+  const int64_t rounds = CeilDiv(tokens, slots * plan.block_m);
   return static_cast<int>(
-      std::clamp<int64_t>(spec::TokensOf(args) / std::max(plan.slots, 1), 1, plan.block_m));
+      std::clamp<int64_t>(CeilDiv(tokens, slots * std::max<int64_t>(rounds, 1)), 1, plan.block_m));
 }
 
 LaunchShape CacheAppendLaunch(const KernelPlan& plan, const CacheAppendArgs& args) {

@@ -32,7 +32,7 @@ struct Config {
   static constexpr int kTokens = 4;
   static constexpr int kWarps = 8;
 };
-static_assert(sizeof(cache_append::SharedStorage<Config>) == 2224,
+static_assert(sizeof(cache_append::SharedStorage<Config>) == 4400,
               "plan and kernel disagree on shared memory");
 
 }  // namespace tilewright
