@@ -342,25 +342,6 @@ std::vector<absl::StatusOr<Compiled>> CompileAll(const std::vector<Case>& cases)
   return results;
 }
 
-TEST(CompileMatrixTest, CacheAppendNeitherSpillsNorWarns) {
-  for (const CacheAppendSpec& given : AppendSpecs()) {
-    const CacheAppendSpec spec = spec::Canonicalise(given);
-    for (const std::string_view target : kMainTargets) {
-      SCOPED_TRACE(absl::StrCat(spec::ToText(spec), " for ", std::string(target)));
-      const auto plan = plan::PlanCacheAppend(spec, std::string(target), /*num_sms=*/100);
-      ASSERT_TRUE(plan.ok()) << plan.status();
-      const auto binary =
-          Compiler().Compile({.source = emit::EmitCacheAppend(spec, *plan),
-                              .bundle = emit::EmbeddedTemplates().files,
-                              .target = plan->target,
-                              .options = compile::CompileOptions(plan->target, false)});
-      ASSERT_TRUE(binary.ok()) << binary.status();
-      EXPECT_EQ(binary->usage.spill_store_bytes + binary->usage.spill_load_bytes, 0);
-      EXPECT_THAT(binary->log, Not(HasSubstr("warning")));
-    }
-  }
-}
-
 struct Budget {
   int registers = 0;
   int64_t smem_bytes = 0;  // dynamic and static
@@ -451,6 +432,25 @@ absl::Status ErrorOf(const std::string& score, const std::string& mask) {
   if (!mask.empty()) spec.mask_snippet = {.text = mask, .file_name = ""};
   spec.snippet_arrays = {{"table", ElementType::kFp32}};
   return CompileSpec(spec, "sm_90a").status();
+}
+
+TEST_F(CompileMatrixTest, CacheAppendNeitherSpillsNorWarns) {
+  for (const CacheAppendSpec& given : AppendSpecs()) {
+    const CacheAppendSpec spec = spec::Canonicalise(given);
+    for (const std::string_view target : kMainTargets) {
+      SCOPED_TRACE(absl::StrCat(spec::ToText(spec), " for ", std::string(target)));
+      const auto plan = plan::PlanCacheAppend(spec, std::string(target), /*num_sms=*/100);
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      const auto binary =
+          Compiler().Compile({.source = emit::EmitCacheAppend(spec, *plan),
+                              .bundle = emit::EmbeddedTemplates().files,
+                              .target = plan->target,
+                              .options = compile::CompileOptions(plan->target, false)});
+      ASSERT_TRUE(binary.ok()) << binary.status();
+      EXPECT_EQ(binary->usage.spill_store_bytes + binary->usage.spill_load_bytes, 0);
+      EXPECT_THAT(binary->log, Not(HasSubstr("warning")));
+    }
+  }
 }
 
 TEST_F(CompileMatrixTest, ErrorsPointIntoTheSnippet) {
