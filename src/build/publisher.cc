@@ -108,8 +108,10 @@ bool Publisher::HaveThread() {
 
 void Publisher::Enqueue(Job job, const std::function<void()>& dropped) {
   bool full = false;
+  bool ending = false;
   {
     MutexLock lock(&mutex_);
+    ending = stop_;
     full = stop_ || jobs_.size() >= kMaxPending;
     if (full) ++dropped_;
     if (!full && HaveThread()) {
@@ -119,8 +121,14 @@ void Publisher::Enqueue(Job job, const std::function<void()>& dropped) {
     }
   }
   if (!full) return job();
-  logger_.EventOnce(LogLevel::kWarning, "publish_dropped", "publish_dropped",
-                    {{"pending", kMaxPending}});
+  if (ending) {
+    // A tuning in the background was under way: nothing that its owner should do something about.
+    logger_.EventOnce(LogLevel::kInfo, "publish_dropped", "publish_dropped",
+                      {{"reason", "the runtime ends"}});
+  } else {
+    logger_.EventOnce(LogLevel::kWarning, "publish_dropped", "publish_dropped",
+                      {{"pending", kMaxPending}});
+  }
   dropped();
 }
 

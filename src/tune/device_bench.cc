@@ -254,9 +254,12 @@ AttentionSpec CheckSpec(const AttentionSpec& spec, int64_t max_bytes, double max
   constexpr int64_t kShortest = 256;
   AttentionSpec check = spec;
   if (spec.exact) return check;
-  if (const int64_t batch = FittingBatch(spec, std::min<int64_t>(spec.batch, 3)); batch > 0) {
-    check = WithSizes(spec, batch, spec.seqlen_q, spec.seqlen_kv);
+  int64_t batch = FittingBatch(spec, std::min<int64_t>(spec.batch, 3));
+  // Tables of several batches ask for as many.
+  for (const BiasTerm& term : spec.bias) {
+    if (batch == 0) batch = FittingBatch(spec, term.batch);
   }
+  if (batch > 0) check = WithSizes(spec, batch, spec.seqlen_q, spec.seqlen_kv);
   while (Flops(check) > max_flops || !Fits(check, max_bytes, scratch)) {
     int64_t q = check.seqlen_q;
     int64_t kv = check.seqlen_kv;

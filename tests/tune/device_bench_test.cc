@@ -425,6 +425,7 @@ TEST(SizesTest, BiasTablesOfFewerBatchesStayWhole) {
   EXPECT_EQ(timed.bias[1].batch, 64);
   const AttentionSpec check = CheckSpec(spec, int64_t{1} << 30, 2e10, {});
   EXPECT_TRUE(spec::Validate(check).ok()) << spec::Validate(check);
+  EXPECT_EQ(check.batch, 64);
 }
 
 }  // namespace
