@@ -209,7 +209,7 @@ def main(argv):
             "date": datetime.date.today().isoformat(),
             "device": torch.cuda.get_device_name(),
             "driver": compare.driver_version(),
-            "command": "python3 bench/append.py " + " ".join(argv),
+            "command": " ".join(["python3 bench/append.py", *(["--rows", *options.rows] if options.rows else [])]),
         }
         text = json.dumps({**header, "rows": outcomes}, indent=1) + "\n"
         (folder / "append.json").write_text(text)
