@@ -91,7 +91,7 @@ cache::Totals TotalsOf(const BuilderCounters& builder, const cache::StoreStats& 
 
 struct KernelBuilder::Impl {
   Impl(const emit::TemplateBundle* bundle, cache::ArtifactStore* store,
-       const compile::NvrtcCompiler* compiler, const Logger* logger, BuilderOptions options)
+       const compile::NvrtcCompiler* compiler, const Logger* logger, const BuilderOptions& options)
       : bundle(bundle),
         store(store),
         compiler(compiler),
@@ -143,7 +143,7 @@ struct KernelBuilder::Impl {
 
 KernelBuilder::KernelBuilder(const emit::TemplateBundle* bundle, cache::ArtifactStore* store,
                              const compile::NvrtcCompiler* compiler, const Logger* logger,
-                             BuilderOptions options)
+                             const BuilderOptions& options)
     : impl_(std::make_unique<Impl>(bundle, store, compiler, logger, options)) {}
 
 KernelBuilder::~KernelBuilder() {

@@ -88,7 +88,7 @@ class KernelBuilder {
   // The pointers must outlive the builder.
   KernelBuilder(const emit::TemplateBundle* bundle, cache::ArtifactStore* store,
                 const compile::NvrtcCompiler* compiler, const Logger* logger,
-                BuilderOptions options);
+                const BuilderOptions& options);
   // Shutdown() without a limit, unless it was called.
   ~KernelBuilder();
   KernelBuilder(const KernelBuilder&) = delete;

@@ -102,13 +102,13 @@ void AddDims(Sweep& sweep) {
                                                {261, 100}, {1024, 3},  {3, 1024}};
   for (const auto& [qk, v] : mixed) {
     for (const ElementType type : kHalfTypes) {
-      SweepCase& one =
-          sweep.Add(absl::StrCat("dims_", qk, "_", v, "_", TypeWord(type)), [&](auto& s) {
-            s.type = type;
-            SetDims(s, qk, v);
-            s.causal = type == ElementType::kBf16;
-            SetHeads(s, 2, 1);
-          });
+      SweepCase& one = sweep.Add(absl::StrCat("dims_", qk, "_", v, "_", TypeWord(type)),
+                                 [&, qk = qk, v = v](auto& s) {
+                                   s.type = type;
+                                   SetDims(s, qk, v);
+                                   s.causal = type == ElementType::kBf16;
+                                   SetHeads(s, 2, 1);
+                                 });
       one.sanitizer = type == ElementType::kBf16 && qk == 576;
     }
   }
@@ -274,11 +274,12 @@ void AddMasks(Sweep& sweep) {
   for (const MaskAlign align : {MaskAlign::kBottomRight, MaskAlign::kTopLeft}) {
     const char* corner = align == MaskAlign::kTopLeft ? "top_left" : "bottom_right";
     for (const auto& [q, kv] : lengths) {
-      SweepCase& one = sweep.Add(absl::StrCat("causal_", corner, "_", q, "_", kv), [&](auto& s) {
-        s.causal = true;
-        s.align = align;
-        SetLengths(s, q, kv);
-      });
+      SweepCase& one =
+          sweep.Add(absl::StrCat("causal_", corner, "_", q, "_", kv), [&, q = q, kv = kv](auto& s) {
+            s.causal = true;
+            s.align = align;
+            SetLengths(s, q, kv);
+          });
       one.sanitizer = q == 133;
     }
     int index = 0;
@@ -287,7 +288,7 @@ void AddMasks(Sweep& sweep) {
       SweepCase& one =
           sweep.Add(absl::StrCat("window_", corner, "_", left < 0 ? "all" : absl::StrCat(left), "_",
                                  right < 0 ? "all" : absl::StrCat(right)),
-                    [&](auto& s) {
+                    [&, left = left, right = right, q = q, kv = kv](auto& s) {
                       s.align = align;
                       s.window_left = left;
                       s.window_right = right;
@@ -297,7 +298,7 @@ void AddMasks(Sweep& sweep) {
     }
   }
   for (const auto& [q, kv] : {std::pair<int64_t, int64_t>{64, 64}, {16, 128}, {128, 32}, {1, 1}}) {
-    SweepCase& one = sweep.Add(absl::StrCat("block_mask_", q, "_", kv), [&](auto& s) {
+    SweepCase& one = sweep.Add(absl::StrCat("block_mask_", q, "_", kv), [q = q, kv = kv](auto& s) {
       s.block_mask_q = q;
       s.block_mask_kv = kv;
     });
@@ -634,13 +635,14 @@ void AddStoredTypes(Sweep& sweep) {
   int index = 0;
   for (const ElementType kv : {ElementType::kFp8E4m3, ElementType::kFp8E5m2, ElementType::kInt8}) {
     for (const auto& [kind, word] : scales) {
-      SweepCase& one = sweep.Add(absl::StrCat("kv_", TypeWord(kv), "_", word), [&](auto& s) {
-        s.kv_type = kv;
-        s.kv_scale = kind;
-        s.type = kHalfTypes[index % 2];
-        s.causal = index % 3 == 0;
-        SetHeads(s, 4, 2);
-      });
+      SweepCase& one =
+          sweep.Add(absl::StrCat("kv_", TypeWord(kv), "_", word), [&, kind = kind](auto& s) {
+            s.kv_type = kv;
+            s.kv_scale = kind;
+            s.type = kHalfTypes[index % 2];
+            s.causal = index % 3 == 0;
+            SetHeads(s, 4, 2);
+          });
       one.sanitizer = index == 4 || index == 8;
       ++index;
     }
@@ -671,12 +673,12 @@ void AddMemory(Sweep& sweep) {
   for (const auto& [layout, word] : {std::pair<Layout, const char*>{Layout::kBshd, "bshd"},
                                      {Layout::kBhsd, "bhsd"},
                                      {Layout::kSbhd, "sbhd"}}) {
-    sweep.Add(absl::StrCat("layout_", word), [&](auto& s) {
+    sweep.Add(absl::StrCat("layout_", word), [layout = layout](auto& s) {
       s.layout = layout;
       SetHeads(s, 4, 2);
     });
     // First elements and rows that no wide copy fits.
-    SweepCase& odd = sweep.Add(absl::StrCat("odd_strides_", word), [&](auto& s) {
+    SweepCase& odd = sweep.Add(absl::StrCat("odd_strides_", word), [layout = layout](auto& s) {
       s.layout = layout;
       s.causal = true;
       SetDims(s, 64, 64);
