@@ -32,7 +32,8 @@
 //           k_empty[s], v_empty[s]          a warp each, of all blocks of the cluster
 //           named 1 + w                     warpgroup w of the consumers, around O in shared memory
 //           named 8 + w                     ping-pong: whose turn it is to issue products
-//           named 13                        all threads, when all tiles are done
+//           tiles_done                      a warp each, when all its tiles are done; a cluster
+//                                           meets at its own barrier instead
 //           named 14                        the consumers, before they write O over V, and after
 //                                           they have zeroed unseen rows of V
 //           named 15                        the loading warpgroup, around a copy by threads
@@ -83,7 +84,6 @@ inline constexpr int kRowBytes = 128;      // of a panel
 inline constexpr int kOnesColumns = 8;     // the smallest step of N
 inline constexpr int kFirstEpilogueBarrier = 1;
 inline constexpr int kFirstTurnBarrier = 8;
-inline constexpr int kAllBarrier = 13;
 inline constexpr int kConsumersBarrier = 14;
 inline constexpr int kCopyBarrier = 15;
 inline constexpr int kCopyThreads = 96;
@@ -176,6 +176,7 @@ struct alignas(1024) SharedStorage {
   alignas(8) u64 q_full;
   u64 q_empty;
   u64 o_read;
+  u64 tiles_done;
   u64 k_full[Config::kStages];
   u64 k_empty[Config::kStages];
   u64 v_full[Config::kStages];
@@ -215,13 +216,12 @@ __device__ __forceinline__ void Wait(const u64& barrier, u32 parity) {
 // All threads of all blocks of the cluster.
 template <class Config>
 __device__ __forceinline__ void SyncCluster() {
-  __syncwarp();  // one lane may have loaded while the others went ahead
   if constexpr (Config::kCluster > 1) {
+    __syncwarp();  // one lane may have loaded while the others went ahead
     ptx::barrier_cluster_arrive();
     ptx::barrier_cluster_wait();
   } else {
-    // A named one, for the roles meet at different places of the code.
-    ptx::bar_sync(kAllBarrier, Shape<Config>::kThreads);
+    __syncthreads();
   }
 }
 
@@ -366,6 +366,11 @@ struct Loader {
 
   __device__ __forceinline__ bool ByThreads() const {
     return (params.sm90.by_threads & (abi::kQByThreads | abi::kKvByThreads)) != 0;
+  }
+
+  // Whether this thread has a part in loading, or in a barrier of the whole cluster.
+  __device__ __forceinline__ bool TakesPart() const {
+    return Config::kCluster > 1 || ByThreads() || threadIdx.x == 0;
   }
 
   // Has warps 1 to 3 copy `rows` rows of a tile from `first_row` on, every block of a cluster its
@@ -914,42 +919,87 @@ struct Consumer {
     v_ring.Advance();
   }
 
+  // A block of keys that only other warpgroups' rows see.
+  __device__ __forceinline__ void PassBlock() {
+    Wait(shared.k_full[k_ring.stage], k_ring.parity);
+    WaitTurn();
+    PassTurn();
+    Release(shared.k_empty[k_ring.stage]);
+    k_ring.Advance();
+    Wait(shared.v_full[v_ring.stage], v_ring.parity);
+    Release(shared.v_empty[v_ring.stage]);
+    v_ring.Advance();
+  }
+
+  // What this warpgroup's rows need of a tile's blocks of keys, by intervals of keys alone: [begin,
+  // last], and from exact_begin on with masks and the exact softmax. Below full_begin masks cut
+  // again.
+  struct OwnBlocks {
+    int begin;
+    int last;
+    int exact_begin;
+    int full_begin;
+  };
+  template <class Walk>
+  __device__ __forceinline__ OwnBlocks BlocksOfRows(const Walk& walk, const Problem& problem,
+                                                    i64 q_begin) const {
+    if constexpr (!Config::Mask::kIsInterval) {
+      return {walk.begin, walk.end, walk.full_end, walk.full_begin};
+    }
+    const i64 first_row = q_begin + warpgroup * kWarpgroupRows, last_row = problem.seqlen_q - 1;
+    const KeyInterval first = Config::Mask::RowKeys(problem, Min(first_row, last_row), params);
+    const KeyInterval last =
+        Config::Mask::RowKeys(problem, Min(first_row + kWarpgroupRows - 1, last_row), params);
+    // Every row has a reference before an optimistic softmax begins if the block with the last key
+    // of the first one still runs the exact one.
+    const i64 exact_key = Max(Config::kOptimistic ? first.end - 1 : first.end, 0);
+    return {static_cast<int>(Max(first.begin, 0) / Config::kBlockN),
+            static_cast<int>(Max(last.end - 1, 0) / Config::kBlockN),
+            static_cast<int>(exact_key / Config::kBlockN),
+            static_cast<int>(CeilDiv(Max(last.begin, 0), Config::kBlockN))};
+  }
+
   template <class Walk>
   __device__ __forceinline__ void Attend(const Walk& walk, const Problem& problem, i64 q_begin,
                                          bool exactly) {
+    constexpr bool kOrdersRows = !kIsSame<typename Config::Mask, MaskChain<>>;
     int block = walk.Below(walk.end);
     if (block < walk.begin) return;
-    // The block with the last key of the tile's first row, and all after it, run the exact softmax:
-    // every row then has a reference when blocks that nobody looks at begin.
-    int exact_begin = walk.full_end;
-    if constexpr (Config::kOptimistic && Config::Mask::kIsInterval) {
-      const i64 last = Config::Mask::RowKeys(problem, walk.q_begin, params).end - 1;
-      exact_begin = static_cast<int>(Min(exact_begin, Max(last, 0) / Config::kBlockN));
+    OwnBlocks own = BlocksOfRows(walk, problem, q_begin);
+    if (!kRedoesApart<Config> && exactly) own.exact_begin = walk.begin;
+    if constexpr (kOrdersRows) {
+      // At least one remains, so that every row has a reference.
+      for (; block > own.last && walk.Below(block) >= walk.begin; block = walk.Below(block)) {
+        PassBlock();
+      }
     }
-    if (!kRedoesApart<Config> && exactly) exact_begin = walk.begin;
+    const int begin = Config::Mask::kCutsLeft ? max(walk.begin, own.begin) : walk.begin;
     Step<true, true>(problem, q_begin, block);
     block = walk.Below(block);
     // Without a mask that was the only such block of a first attempt.
-    if constexpr (!kIsSame<typename Config::Mask, MaskChain<>> ||
-                  (kMayRedo<Config> && !kRedoesApart<Config>)) {
+    if constexpr (kOrdersRows || (kMayRedo<Config> && !kRedoesApart<Config>)) {
 #pragma unroll 1
-      for (; block >= walk.begin && block >= exact_begin; block = walk.Below(block)) {
+      for (; block >= begin && block >= own.exact_begin; block = walk.Below(block)) {
         Step<true, false>(problem, q_begin, block);
       }
     }
 #pragma unroll 1
-    for (; kHasFullBlocks<Config> && block >= walk.begin && block >= walk.full_begin;
+    for (; kHasFullBlocks<Config> && block >= begin && block >= own.full_begin;
          block = walk.Below(block)) {
       Step<false, false>(problem, q_begin, block);
     }
     if constexpr (Config::Mask::kCutsLeft) {
 #pragma unroll 1
-      for (; block >= walk.begin; block = walk.Below(block)) {
+      for (; block >= begin; block = walk.Below(block)) {
         Step<true, false>(problem, q_begin, block);
       }
     }
     if constexpr (!kOverQ) ReleaseHere(shared.q_empty);
     LastValues();
+    if constexpr (Config::Mask::kCutsLeft) {
+#pragma unroll 1
+      for (; block >= walk.begin; block = walk.Below(block)) PassBlock();
+    }
   }
 
   // A barrier of this block only.
@@ -1256,12 +1306,15 @@ struct Consumer {
 
 // ---- both ----
 
-// Waits for all tiles of the cluster, then leaves in `series` those that are to be repeated.
+// Waits for all tiles of the cluster. Roles come here from different code, which barriers of a block
+// do not allow, and a mbarrier does.
 template <class Config>
-__device__ __forceinline__ void KeepRedo(const SharedStorage<Config>& shared, Series& series) {
-  SyncCluster<Config>();
-  series.first = __shfl_sync(kAllLanes, shared.redo_begin, 0);
-  series.last = __shfl_sync(kAllLanes, shared.redo_end, 0);
+__device__ __forceinline__ void WaitForTiles(const SharedStorage<Config>& shared) {
+  if constexpr (Config::kCluster > 1) {
+    SyncCluster<Config>();
+  } else {
+    Wait(shared.tiles_done, 0);
+  }
 }
 
 template <class Config>
@@ -1272,6 +1325,7 @@ __device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared) 
     ptx::mbarrier_init(ptx::SharedAddress(&shared.q_empty),
                        Config::kOwnO || Config::kOverV ? kConsumerWarps : Config::kConsumers);
     ptx::mbarrier_init(ptx::SharedAddress(&shared.o_read), Config::kConsumers * Config::kCluster);
+    ptx::mbarrier_init(ptx::SharedAddress(&shared.tiles_done), kConsumerWarps);
     for (int stage = 0; stage < Config::kStages; ++stage) {
       ptx::mbarrier_init(ptx::SharedAddress(&shared.k_full[stage]), 1);
       ptx::mbarrier_init(ptx::SharedAddress(&shared.v_full[stage]), 1);
@@ -1327,10 +1381,13 @@ __device__ __forceinline__ void Run(const Params& params) {
     Loader<Config, Params> loader = {shared, params, RankInCluster<Config>()};
     Series series = AllTiles<Config>();
 #pragma unroll 1
-    for (int pass = 0; pass < 2 && series.first < series.last; ++pass) {
+    for (int pass = 0; pass < 2 && series.first < series.last && loader.TakesPart(); ++pass) {
       loader.Load(series);
       if constexpr (!kMayRedo<Config>) break;
-      if (pass == 0) KeepRedo(shared, series);
+      if (pass == 1) break;
+      WaitForTiles(shared);
+      series.first = shared.redo_begin;
+      series.last = shared.redo_end;
     }
   } else {
     if constexpr (Config::kConsumerRegisters != 0) {
@@ -1343,9 +1400,15 @@ __device__ __forceinline__ void Run(const Params& params) {
       }
     }
     Series series = AllTiles<Config>();
-    // A repeated tile is stored behind its first attempt.
+    // Leaves in `series` the tiles that are to be repeated; such a tile is stored behind its first
+    // attempt.
     const auto start_again = [&] {
-      KeepRedo(shared, series);
+      __syncwarp();
+      if (Config::kCluster == 1) consumer.ReleaseHere(shared.tiles_done);
+      WaitForTiles(shared);
+      // Shuffled, so that the compiler knows that a warp agrees.
+      series.first = __shfl_sync(kAllLanes, shared.redo_begin, 0);
+      series.last = __shfl_sync(kAllLanes, shared.redo_end, 0);
       if (consumer.thread == 0) ptx::cp_async_bulk_wait_group_0();
       return series.first < series.last;
     };

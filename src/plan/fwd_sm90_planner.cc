@@ -272,10 +272,10 @@ int64_t FwdSm90SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v) 
   const int64_t rows =
       plan.block_m * (panels_qk + (plan.own_o ? panels_v : 0)) +
       int64_t{plan.stages} * plan.block_n * (panels_qk + CeilDiv(dim_v + ones, kPanelColumns));
-  // q_full, q_empty, o_read, a full and an empty barrier for K and for V of each stage; missing
+  // q_full, q_empty, o_read, tiles_done, a full and an empty barrier for K and for V of each stage; missing
   // pieces of each stage and the range of tiles to repeat; a request to copy; without its own O a
   // member that takes a place.
-  const int64_t barriers = 8 * (3 + 4 * int64_t{plan.stages}) +
+  const int64_t barriers = 8 * (4 + 4 * int64_t{plan.stages}) +
                            RoundUp(4 * int64_t{plan.stages} + 8, 8) + 40 + (plan.own_o ? 0 : 8);
   return RoundUp(rows * kPanelRowBytes + barriers, kSharedAlignment);
 }
