@@ -24,6 +24,10 @@
 // copy),
 //           warpgroups 1 to kConsumers own 64 query rows each. With kCluster 2 the blocks of a pair
 //           own neighbouring tiles of rows and load half of each block of keys for both.
+// Sharing   O of 64 rows and more than 320 columns does not fit a warpgroup's registers. With
+//           kSharers 2 both warpgroups own the same rows: each has the scores of half of a block's
+//           keys and half of O's columns. They tell each other the maxima of their rows, and the
+//           weights of both lie in shared memory for the products of both.
 // Barriers  q_full, k_full[s], v_full[s]    1 arrival, the loader's, and the bytes
 //           q_empty                         a warp each, after its last Q K^T; with O over Q a
 //                                           warpgroup each, when O has been read
@@ -34,10 +38,14 @@
 //           named 8 + w                     ping-pong: whose turn it is to issue products
 //           tiles_done                      a warp each, when all its tiles are done; a cluster
 //                                           meets at its own barrier instead
+//           named 13                        warpgroups that share rows, around what they exchange
 //           named 14                        the consumers, before they write O over V, and after
 //                                           they have zeroed unseen rows of V
 //           named 15                        the loading warpgroup, around a copy by threads
-// Shared    q [panel][kBlockM][64]          rows of 128 bytes, 128-byte swizzle, panels of 64
+// Shared    weights [2][panel][kBlockM][64] of warpgroups that share rows: those that are
+// multiplied
+//                                           and those that come next
+//           q [panel][kBlockM][64]          rows of 128 bytes, 128-byte swizzle, panels of 64
 //           k [kStages][panel][kBlockN][64] columns; columns beyond the dim are zeros
 //           v [kStages][panel][kBlockN][64] kOnes: ones in the 8 columns behind the last, so that
 //                                           P V sums the rows of P as well; copies leave them alone
@@ -84,6 +92,7 @@ inline constexpr int kRowBytes = 128;      // of a panel
 inline constexpr int kOnesColumns = 8;     // the smallest step of N
 inline constexpr int kFirstEpilogueBarrier = 1;
 inline constexpr int kFirstTurnBarrier = 8;
+inline constexpr int kSharersBarrier = 13;
 inline constexpr int kConsumersBarrier = 14;
 inline constexpr int kCopyBarrier = 15;
 inline constexpr int kCopyThreads = 96;
@@ -92,23 +101,36 @@ inline constexpr int kCopyThreads = 96;
 // scores may rise later without anybody looking. Weights of about 2^-40 are exact in bf16, which
 // has fp32's exponents.
 inline constexpr float kMargin = 40;
+// Products of 16 columns are added to a score with its last places cut off, not rounded: a score
+// that large products make early comes out too small by 0.23 of its 2^-23 for each 16 columns on
+// average (H200; an LSE of 244 at d 256: -0.40e-6, between -0.66 and -0.11), one that grows evenly
+// by half of that. What lies between is given back to the scale.
+inline constexpr float kCutOff = 0.2f * 0x1p-23f;
 // Set in a bf16 of 2 or more, of Inf and of NaN; both halves of a pair.
 inline constexpr u32 kTwoOrMore = 0x40004000u;
 
 template <class Config>
 struct Shape {
-  static constexpr int kBlockM = Config::kConsumers * kWarpgroupRows;
+  static constexpr int kSharers = Config::kSharers;
+  static constexpr int kBlockM = Config::kConsumers / kSharers * kWarpgroupRows;
+  static constexpr int kOwnKeys = Config::kBlockN / kSharers;  // whose scores a warpgroup has
   static constexpr int kThreads = (Config::kConsumers + 1) * kWarpgroup;
   static constexpr int kPanelsQk = RoundUp(Config::kHeadDimQk, kPanelColumns) / kPanelColumns;
-  static constexpr int kPanelsV = RoundUp(Config::kHeadDimV, kPanelColumns) / kPanelColumns;
+  // Each warpgroup that shares rows has as many: the last may lie behind all columns.
+  static constexpr int kPanelsV =
+      RoundUp(RoundUp(Config::kHeadDimV, kPanelColumns) / kPanelColumns, kSharers);
+  static constexpr int kOwnPanelsV = kPanelsV / kSharers;
   // In shared memory: the ones may need a panel of their own.
   static constexpr int kStoredPanelsV =
-      RoundUp(Config::kHeadDimV + (Config::kOnes ? kOnesColumns : 0), kPanelColumns) /
-      kPanelColumns;
+      Config::kOnes ? RoundUp(Config::kHeadDimV + kOnesColumns, kPanelColumns) / kPanelColumns
+                    : kPanelsV;
   // Of the last panel of V in the map of its own that it has where ones are behind it; else 0.
   static constexpr int kTailColumns = Config::kOnes ? Config::kHeadDimV % kPanelColumns : 0;
-  static constexpr int kScores = Config::kBlockN / 2;  // a thread's
-  static constexpr int kOutputs = Config::kHeadDimV / 2;
+  static constexpr int kOwnColumns =
+      kSharers == 1 ? Config::kHeadDimV : kOwnPanelsV * kPanelColumns;  // of O
+  static constexpr int kScores = kOwnKeys / 2;                          // a thread's
+  static constexpr int kOutputs = kOwnColumns / 2;
+  static constexpr int kPanelsWeights = RoundUp(Config::kBlockN, kPanelColumns) / kPanelColumns;
   static constexpr int kSums = kOutputs + (Config::kOnes ? kOnesColumns / 2 : 0);
   static constexpr int kBytesQ = kPanelsQk * kBlockM * kRowBytes;
   static constexpr int kBytesK = kPanelsQk * Config::kBlockN * kRowBytes;
@@ -155,6 +177,14 @@ struct OutputTile {
 template <class Config>
 struct OutputTile<Config, false> {};
 
+// A base class, which takes no place if it is empty.
+template <class Config, bool kShares>
+struct SharedWeights {
+  u16 weights[2][Shape<Config>::kPanelsWeights][Shape<Config>::kBlockM][kPanelColumns];
+};
+template <class Config>
+struct SharedWeights<Config, false> {};
+
 // Rows of a tile for threads to copy; see CopyTile.
 struct CopyRequest {
   enum Tensor { kNone, kQ, kK, kV };
@@ -168,7 +198,8 @@ struct CopyRequest {
 };
 
 template <class Config>
-struct alignas(1024) SharedStorage {
+struct alignas(1024) SharedStorage : SharedWeights<Config, (Config::kSharers > 1)> {
+  static constexpr int kSharedRows = Config::kSharers > 1 ? kWarpgroupRows : 1;
   u16 q[Shape<Config>::kPanelsQk][Shape<Config>::kBlockM][kPanelColumns];
   u16 k[Config::kStages][Shape<Config>::kPanelsQk][Config::kBlockN][kPanelColumns];
   u16 v[Config::kStages][Shape<Config>::kStoredPanelsV][Config::kBlockN][kPanelColumns];
@@ -185,6 +216,9 @@ struct alignas(1024) SharedStorage {
   int redo_begin;                // of the block's tiles, counted from 0
   int redo_end;
   CopyRequest copy;
+  // Of a row, from each warpgroup that shares it; unused otherwise.
+  float highest[Config::kSharers][kSharedRows];
+  float sums[Config::kSharers][kSharedRows][2];  // of rounded weights, and for an LSE
 };
 
 // Element (key, column) of a stage of V, under the swizzle.
@@ -345,7 +379,9 @@ __device__ __forceinline__ void ServeCopyRequests(SharedStorage<Config>& shared)
                                                                    request);
         break;
       case CopyRequest::kV:
-        CopyTile<Config::kHeadDimV, Config::kHeadDimV>(shared.v[request.stage], request);
+        CopyTile<Config::kHeadDimV,
+                 S::kSharers == 1 ? Config::kHeadDimV : S::kPanelsV * kPanelColumns>(
+            shared.v[request.stage], request);
         break;
     }
     ptx::bar_sync(kCopyBarrier, kWarpgroup);
@@ -547,6 +583,22 @@ struct Loader {
         Wait(shared.o_read, o_parity);
         o_parity ^= 1;
       }
+      if constexpr (Config::kStages == 1) {
+        // In the order in which slots become free: K of the next block but one is read before V of
+        // the next.
+        if (block < walk.begin) return;
+        LoadV(problem, block);
+        block = walk.Below(block);
+        if (block >= walk.begin) LoadK(problem, block);
+#pragma unroll 1
+        while (block >= walk.begin) {
+          const int next = walk.Below(block);
+          if (next >= walk.begin) LoadK(problem, next);
+          LoadV(problem, block);
+          block = next;
+        }
+        return;
+      }
 #pragma unroll 1
       while (block >= walk.begin) {
         LoadV(problem, block);
@@ -583,21 +635,27 @@ struct Consumer {
   static constexpr bool kPointwise = Config::Score::kIsPointwise;
   static constexpr bool kOverQ = !Config::kOwnO && !Config::kOverV;
   static constexpr bool kNeedsLse = !kIsSame<typename Config::Lse, LseNone> || Config::kSplit;
+  static constexpr bool kShares = Config::kSharers > 1;
+  static constexpr bool kDrops = !Config::Dropout::kIdentity;
 
   SharedStorage<Config>& shared;
   const Params& params;
   const u32 rank;
   const int warpgroup;  // of the consumers
   const int thread;     // of the warpgroup
+  const int rows_of;    // which 64 rows of the tile are this warpgroup's
+  const int share;      // which part of the block's keys and of O's columns; 0 if it shares nothing
   const float to_log2;
   const u64 q_tile, k_tiles, v_tiles;  // descriptors
   Ring<Config> k_ring = {};
   Ring<Config> v_ring = {};
   u32 q_parity = 0;
+  int weights = 0;  // where the next ones go, if they are shared
 
   // Of the tile at hand. Layouts as in ptx/wgmma.cuh; [2]: rows r and r + 8.
   float o[S::kSums];
   u32 p[S::kScores / 2];
+  u32 kept[2];         // with kDrops: bits 2j and 2j + 1 of the weights at columns 8j
   float reference[2];  // log2
   // Sums of weights, of this thread's columns only, until the end.
   float sum[2];      // unused without an LSE
@@ -610,15 +668,22 @@ struct Consumer {
         // Shuffled, so that the compiler knows that a warp agrees.
         warpgroup(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0) - 1),
         thread(static_cast<int>(threadIdx.x) % kWarpgroup),
+        rows_of(kShares ? 0 : warpgroup),
+        share(kShares ? warpgroup : 0),
         to_log2(ScoreUnit(params) * kLog2OfE),
-        q_tile(ptx::SwizzledDescriptor(ptx::SharedAddress(&shared.q[0][warpgroup * kWarpgroupRows]),
+        q_tile(ptx::SwizzledDescriptor(ptx::SharedAddress(&shared.q[0][rows_of * kWarpgroupRows]),
                                        16)),
-        k_tiles(ptx::SwizzledDescriptor(ptx::SharedAddress(&shared.k), 16)),
-        v_tiles(
-            ptx::SwizzledDescriptor(ptx::SharedAddress(&shared.v), Config::kBlockN * kRowBytes)) {}
+        k_tiles(
+            ptx::SwizzledDescriptor(ptx::SharedAddress(&shared.k[0][0][share * S::kOwnKeys]), 16)),
+        v_tiles(ptx::SwizzledDescriptor(ptx::SharedAddress(&shared.v[0][share * S::kOwnPanelsV]),
+                                        Config::kBlockN * kRowBytes)) {}
 
+  __device__ __forceinline__ static float Scale(const Params& params) {
+    constexpr int kSteps = RoundUp(Config::kHeadDimQk, 16) / 16;
+    return params.core.scale * (1 + static_cast<float>(kSteps) * kCutOff);
+  }
   __device__ __forceinline__ static float ScoreUnit(const Params& params) {
-    if constexpr (kPlainScores) return params.core.scale;
+    if constexpr (kPlainScores) return Scale(params);
     if constexpr (kPointwise) return Config::Score::Unit(params);
     return 1;
   }
@@ -626,7 +691,7 @@ struct Consumer {
   __device__ __forceinline__ int lane() const { return thread % 32; }
   // The row of the block's tile that this thread's [r] stands for.
   __device__ __forceinline__ int Row(int r) const {
-    return warpgroup * kWarpgroupRows + thread / 32 * 16 + lane() / 4 + r * 8;
+    return rows_of * kWarpgroupRows + thread / 32 * 16 + lane() / 4 + r * 8;
   }
 
   // At this barrier of a block of the cluster.
@@ -651,7 +716,11 @@ struct Consumer {
     ptx::wgmma_commit_group();
   }
 
-  // Adds the weights whose products have been issued, and need not be there yet.
+  // Adds up packed weights. Where they stay what they are: once their products have been issued,
+  // which need not be there yet.
+  __device__ __forceinline__ void SumIssued() {
+    if constexpr (!kDrops) SumWeights();
+  }
   __device__ __forceinline__ void SumWeights() {
     if constexpr (!Config::kOnes) {
 #pragma unroll
@@ -663,10 +732,119 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void IssueValues() {
+    const u64 v_tile = v_tiles + static_cast<u64>(v_ring.stage * (sizeof(shared.v[0]) >> 4));
     ptx::wgmma_fence();
-    Config::Wgmma::Values(o, p,
-                          v_tiles + static_cast<u64>(v_ring.stage * (sizeof(shared.v[0]) >> 4)));
+    if constexpr (kShares) {
+      const u32 tile = ptx::SharedAddress(&shared.weights[weights ^ 1]);
+      Config::Wgmma::Values(o, ptx::SwizzledDescriptor(tile, 16), v_tile);
+    } else {
+      Config::Wgmma::Values(o, p, v_tile);
+    }
     ptx::wgmma_commit_group();
+  }
+
+  // Draws what dropout keeps of this thread's weights, while products run. Random words come for
+  // four keys of a row, of which a thread has two: neighbours draw for a row each.
+  __device__ __forceinline__ void DrawKept(const Problem& problem, i64 q_begin, int block) {
+    if constexpr (kDrops) {
+      static_assert(S::kOwnKeys <= 128, "two bits of a word for eight keys");
+      const typename Config::Dropout::template Head<Params> head(problem, params);
+      const int drawn = lane() % 2;
+      const i64 i = q_begin + Row(drawn);
+      const i64 first = i64{block} * Config::kBlockN + share * S::kOwnKeys + lane() % 4 / 2 * 4;
+      u32 own = 0, others = 0;
+#pragma unroll
+      for (int n = 0; n < S::kOwnKeys / 8; ++n) {
+        const u32 four = head.KeptOfFour(i, first + 8 * n);
+        const u32 low = four & 3, high = four >> 2;
+        own |= (drawn == 0 ? low : high) << (2 * n);
+        others |= (drawn == 0 ? high : low) << (2 * n);
+      }
+      const u32 received = __shfl_xor_sync(kAllLanes, others, 1);
+      kept[0] = drawn == 0 ? own : received;
+      kept[1] = drawn == 0 ? received : own;
+    }
+  }
+
+  // Rows are divided by the sums of all weights, so these are added up first.
+  __device__ __forceinline__ void DropWeights() {
+    if constexpr (kDrops) {
+      SumWeights();
+#pragma unroll
+      for (int n = 0; n < S::kScores / 2; ++n) {
+        const u32 bits = kept[n % 2] >> (n / 2 * 2);
+        p[n] &= ((bits & 1) != 0 ? 0xffffu : 0u) | ((bits & 2) != 0 ? 0xffff0000u : 0u);
+      }
+    }
+  }
+
+  // Hands packed weights to all warpgroups that share these rows. One barrier does: a slot is
+  // written again two blocks later, and in between all exchange maxima, behind their products.
+  __device__ __forceinline__ void ShareWeights() {
+    if constexpr (kShares) {
+      const int row = thread / 32 * 16 + lane() % 16;
+#pragma unroll
+      for (int n = 0; n < S::kOwnKeys / 8; n += 2) {
+        const int chunk = share * (S::kOwnKeys / 8) + n + lane() / 16;
+        const u16* const address =
+            &shared.weights[weights][chunk / 8][row][(chunk % 8 ^ row % 8) * 8];
+        ptx::stmatrix_x4(ptx::SharedAddress(address), p[2 * n], p[2 * n + 1], p[2 * n + 2],
+                         p[2 * n + 3]);
+      }
+      weights ^= 1;
+      ptx::fence_proxy_async_shared();
+      SyncSharers();
+    }
+  }
+
+  __device__ __forceinline__ static void SyncSharers() {
+    ptx::bar_sync(kSharersBarrier, Config::kSharers * kWarpgroup);
+  }
+
+  // The maxima of rows over all keys of the block, from those over this warpgroup's.
+  __device__ __forceinline__ void ShareMaxima(float (&highest)[2]) {
+    if constexpr (kShares) {
+      if (lane() % 4 == 0) {
+        shared.highest[share][Row(0)] = highest[0];
+        shared.highest[share][Row(1)] = highest[1];
+      }
+      SyncSharers();
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int other = 0; other < Config::kSharers; ++other) {
+          highest[r] = fmaxf(highest[r], shared.highest[other][Row(r)]);
+        }
+      }
+    }
+  }
+
+  // Sums of rows over all keys, from those of this thread.
+  __device__ __forceinline__ void ShareSums(float (&multiplied)[2], float (&total)[2]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if constexpr (!Config::kOnes) multiplied[r] = SumOfRow(rounded[r]);
+      if constexpr (kNeedsLse) total[r] = SumOfRow(sum[r]);
+    }
+    if constexpr (kShares) {
+      if (lane() % 4 == 0) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          shared.sums[share][Row(r)][0] = multiplied[r];
+          shared.sums[share][Row(r)][1] = kNeedsLse ? total[r] : 0.f;
+        }
+      }
+      SyncSharers();
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        multiplied[r] = total[r] = 0;
+#pragma unroll
+        for (int other = 0; other < Config::kSharers; ++other) {
+          multiplied[r] += shared.sums[other][Row(r)][0];
+          total[r] += shared.sums[other][Row(r)][1];
+        }
+      }
+    }
   }
 
   // Scores that are not kept become -inf by selection. Rows beyond the length follow the last one,
@@ -676,13 +854,13 @@ struct Consumer {
                                                 i64 q_begin, int block) const {
     if constexpr (!kMasked && kPlainScores) return;
     if constexpr (kPointwise) {
-      Config::Score::ApplyToAll(s, params.core.scale, params);
+      Config::Score::ApplyToAll(s, Scale(params), params);
     } else if constexpr (!kPlainScores) {
 #pragma unroll
-      for (int n = 0; n < S::kScores; ++n) s[n] *= params.core.scale;
+      for (int n = 0; n < S::kScores; ++n) s[n] *= Scale(params);
     }
     if constexpr (!kMasked && kPointwise) return;
-    const i64 kv_begin = i64{block} * Config::kBlockN;
+    const i64 kv_begin = i64{block} * Config::kBlockN + share * S::kOwnKeys;
     const int first_column = lane() % 4 * 2;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -690,15 +868,14 @@ struct Consumer {
       const typename Config::Score::template Row<Params> row(problem, i, kv_begin + first_column,
                                                              params);
       // The row's keys as columns of the block, counted from this thread's first.
-      int begin = 0, end = Config::kBlockN;
+      int begin = 0, end = S::kOwnKeys;
       if constexpr (kMasked) {
         const KeyInterval keys = Config::Mask::RowKeys(problem, i, params);
-        begin =
-            static_cast<int>(Max(0, Min(keys.begin - kv_begin, Config::kBlockN))) - first_column;
-        end = static_cast<int>(Max(0, Min(keys.end - kv_begin, Config::kBlockN))) - first_column;
+        begin = static_cast<int>(Max(0, Min(keys.begin - kv_begin, S::kOwnKeys))) - first_column;
+        end = static_cast<int>(Max(0, Min(keys.end - kv_begin, S::kOwnKeys))) - first_column;
       }
 #pragma unroll
-      for (int n = 0; n < Config::kBlockN / 8; ++n) {
+      for (int n = 0; n < S::kOwnKeys / 8; ++n) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           const int column = n * 8 + c;
@@ -738,8 +915,11 @@ struct Consumer {
         value = fmaxf(value, fmaxf(s[4 * n + 2 * r], s[4 * n + 2 * r + 1]));
       }
       value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
-      value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
-      highest[r] = value * to_log2;
+      highest[r] = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2)) * to_log2;
+    }
+    ShareMaxima(highest);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
       if constexpr (!kFirst) moves |= highest[r] > reference[r] + kSlack;
     }
     if constexpr (!kFirst) moves = __any_sync(kAllLanes, moves);
@@ -858,7 +1038,8 @@ struct Consumer {
       if (missing == 0) return;
 #pragma unroll
       for (int n = 0; n < S::kScores; ++n) {
-        if ((missing >> (n / 4 * 8 / PieceRows<Config>()) & 1) != 0) s[n] = -Infinity();
+        const int key = share * S::kOwnKeys + n / 4 * 8;
+        if ((missing >> (key / PieceRows<Config>()) & 1) != 0) s[n] = -Infinity();
       }
     }
   }
@@ -870,15 +1051,14 @@ struct Consumer {
     Wait(shared.k_full[k_ring.stage], k_ring.parity);
     if constexpr (!kFirst) WaitTurn();
     IssueScores(s);
-    if constexpr (kFirst) {
-      ptx::wgmma_wait_group<0>();
-    } else {
+    if constexpr (!kFirst) {
       Wait(shared.v_full[v_ring.stage], v_ring.parity);
       IssueValues();
       PassTurn();
-      SumWeights();
-      ptx::wgmma_wait_group<1>();
+      SumIssued();
     }
+    DrawKept(problem, q_begin, block);
+    ptx::wgmma_wait_group<kFirst ? 0 : 1>();
     ptx::AccumulatorsReady(s);
     const u32 missing = MissingPieces();
     Release(shared.k_empty[k_ring.stage]);
@@ -906,13 +1086,15 @@ struct Consumer {
     } else if (rescale) {
       ScaleOutput(factor);
     }
+    DropWeights();
+    ShareWeights();
   }
 
   // The products of the last block's weights.
   __device__ __forceinline__ void LastValues() {
     Wait(shared.v_full[v_ring.stage], v_ring.parity);
     IssueValues();
-    SumWeights();
+    SumIssued();
     ptx::wgmma_wait_group<0>();
     ptx::AccumulatorsReady(o);
     Release(shared.v_empty[v_ring.stage]);
@@ -946,7 +1128,7 @@ struct Consumer {
     if constexpr (!Config::Mask::kIsInterval) {
       return {walk.begin, walk.end, walk.full_end, walk.full_begin};
     }
-    const i64 first_row = q_begin + warpgroup * kWarpgroupRows, last_row = problem.seqlen_q - 1;
+    const i64 first_row = q_begin + rows_of * kWarpgroupRows, last_row = problem.seqlen_q - 1;
     const KeyInterval first = Config::Mask::RowKeys(problem, Min(first_row, last_row), params);
     const KeyInterval last =
         Config::Mask::RowKeys(problem, Min(first_row + kWarpgroupRows - 1, last_row), params);
@@ -1036,6 +1218,7 @@ struct Consumer {
       Wait(shared.k_full[k_ring.stage], k_ring.parity);
       const u32 missing = MissingPieces();
       IssueScores(s);
+      DrawKept(problem, q_begin, block);
       ptx::wgmma_wait_group<0>();
       ptx::AccumulatorsReady(s);
       Release(shared.k_empty[k_ring.stage]);
@@ -1045,10 +1228,12 @@ struct Consumer {
       float factor[2] = {1, 1};
       if (ExactSoftmax<false, false>(s, factor)) ScaleOutput(factor);
       PackWeights(s);
+      DropWeights();
+      ShareWeights();
       Wait(shared.v_full[v_ring.stage], v_ring.parity);
       if constexpr (kHidesValues<Config>) ZeroUnseenValues(problem, q_begin, block);
       IssueValues();
-      SumWeights();
+      SumIssued();
       ptx::wgmma_wait_group<0>();
       ptx::AccumulatorsReady(o);
       Release(shared.v_empty[v_ring.stage]);
@@ -1105,22 +1290,22 @@ struct Consumer {
                                              float sink) const {
     RowEnds ends;
     ends.suspicious = false;
+    float sums[2], totals[2];
+    if constexpr (Config::kOnes) {
+      sums[0] = o[S::kOutputs];
+      sums[1] = o[S::kOutputs + 2];
+    }
+    ShareSums(sums, totals);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float highest = no_keys ? -Infinity() : reference[r] * kLn2;
-      float multiplied;
-      if constexpr (Config::kOnes) {
-        multiplied = o[S::kOutputs + 2 * r];
-      } else {
-        multiplied = SumOfRow(rounded[r]);
-      }
-      if (no_keys) multiplied = 0;
+      const float multiplied = no_keys ? 0.f : sums[r];
       const SoftmaxEnd end = FinishSoftmax(highest, multiplied, sink);
       ends.empty[r] = end.empty;
-      ends.o_scale[r] = end.empty ? 0.f : end.o_scale;
+      ends.o_scale[r] = end.empty ? 0.f : end.o_scale * Config::Dropout::Scale(params);
       float probe = multiplied * 0.f;  // stays 0: 0 * finite
       if constexpr (kNeedsLse) {
-        const float total = no_keys ? 0.f : SumOfRow(sum[r]);
+        const float total = no_keys ? 0.f : totals[r];
         probe = fmaf(total, 0.f, probe);
         ends.lse[r] = FinishSoftmax(highest, total, sink).lse;
       }
@@ -1148,13 +1333,15 @@ struct Consumer {
       const i64 i = q_begin + Row(r);
       if (i >= problem.seqlen_q) continue;
       const PartRow row = PartRowAt(problem, i, part, params.parts);
-      if (lane() % 4 == 0) *row.lse = ends.lse[r];
+      if (lane() % 4 == 0 && share == 0) *row.lse = ends.lse[r];
       if (ends.empty[r]) continue;
 #pragma unroll
       for (int n = 0; n < S::kOutputs / 4; ++n) {
+        const int column = share * S::kOwnColumns + 8 * n + lane() % 4 * 2;
+        if (kShares && column >= Config::kHeadDimV) break;
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          row.o[8 * n + lane() % 4 * 2 + c] = o[4 * n + 2 * r + c] * ends.o_scale[r];
+          row.o[column + c] = o[4 * n + 2 * r + c] * ends.o_scale[r];
         }
       }
     }
@@ -1169,15 +1356,15 @@ struct Consumer {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const i64 i = q_begin + Row(r);
-        if (lane() % 4 == 0 && i < problem.seqlen_q) {
+        if (lane() % 4 == 0 && share == 0 && i < problem.seqlen_q) {
           Config::Lse::Store(ends.lse[r], problem, i, params);
         }
       }
     }
     const float(&o_scale)[2] = ends.o_scale;
-    const int row = warpgroup * kWarpgroupRows + thread / 32 * 16 + lane() % 16;
-    constexpr int kChunks = Config::kHeadDimV / 8;
-    auto* panels = OutputPanels();
+    const int row = rows_of * kWarpgroupRows + thread / 32 * 16 + lane() % 16;
+    constexpr int kChunks = S::kOwnColumns / 8;
+    auto* panels = OutputPanels() + share * S::kOwnPanelsV;
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; chunk += 2) {
       u32 pair[4];
@@ -1202,7 +1389,7 @@ struct Consumer {
   // Stores this warpgroup's rows of O, by its thread 0 or, where the map does not end where the
   // sequence does or cannot describe O, by all.
   __device__ __forceinline__ void StoreRows(const Problem& problem, i64 q_begin) {
-    const i64 first = q_begin + warpgroup * kWarpgroupRows;
+    const i64 first = q_begin + rows_of * kWarpgroupRows;
     const i64 rows = Min(problem.seqlen_q - first, kWarpgroupRows);
     constexpr bool kClips = kIsSame<typename Config::Lengths, LengthsUniform>;
     auto* panels = OutputPanels();
@@ -1211,9 +1398,10 @@ struct Consumer {
     if ((params.sm90.by_threads & abi::kOByThreads) == 0 && (kClips || rows == kWarpgroupRows)) {
       if (thread == 0) {
 #pragma unroll
-        for (int panel = 0; panel < S::kPanelsV; ++panel) {
+        for (int n = 0; n < S::kOwnPanelsV; ++n) {
+          const int panel = share * S::kOwnPanelsV + n;
           ptx::cp_async_bulk_tensor_4d_store(
-              &params.sm90.o, ptx::SharedAddress(&panels[panel][warpgroup * kWarpgroupRows]),
+              &params.sm90.o, ptx::SharedAddress(&panels[panel][rows_of * kWarpgroupRows]),
               panel * kPanelColumns, static_cast<int>(problem.q_row + first),
               static_cast<int>(problem.h), static_cast<int>(problem.q_batch));
         }
@@ -1224,11 +1412,13 @@ struct Consumer {
       u16* out = static_cast<u16*>(params.core.o) + problem.q_batch * strides.batch +
                  problem.h * strides.head + (problem.q_row + first) * strides.seq;
 #pragma unroll 1
-      for (int n = thread; n < rows * Config::kHeadDimV; n += kWarpgroup) {
-        const int row = n / Config::kHeadDimV, column = n % Config::kHeadDimV;
+      for (int n = thread; n < rows * S::kOwnColumns; n += kWarpgroup) {
+        const int row = n / S::kOwnColumns;
+        const int column = share * S::kOwnColumns + n % S::kOwnColumns;
+        if (kShares && column >= Config::kHeadDimV) continue;
         const int at = (column / 8 % 8 ^ row % 8) * 8 + column % 8;
         out[row * strides.seq + column] =
-            panels[column / kPanelColumns][warpgroup * kWarpgroupRows + row][at];
+            panels[column / kPanelColumns][rows_of * kWarpgroupRows + row][at];
       }
       if constexpr (!Config::kOwnO) ptx::bar_sync(kFirstEpilogueBarrier + warpgroup, kWarpgroup);
     }
@@ -1306,8 +1496,8 @@ struct Consumer {
 
 // ---- both ----
 
-// Waits for all tiles of the cluster. Roles come here from different code, which barriers of a block
-// do not allow, and a mbarrier does.
+// Waits for all tiles of the cluster. Roles come here from different code, which barriers of a
+// block do not allow, and a mbarrier does.
 template <class Config>
 __device__ __forceinline__ void WaitForTiles(const SharedStorage<Config>& shared) {
   if constexpr (Config::kCluster > 1) {
@@ -1360,8 +1550,13 @@ __device__ __forceinline__ void Run(const Params& params) {
                     (PieceRows<Config>() % 8 == 0 && Config::kBlockN % PieceRows<Config>() == 0 &&
                      Config::kBlockN / PieceRows<Config>() <= 32 && Config::kCluster == 1),
                 "pages are whole atoms of the swizzle, and blocks whole pages or parts of one");
-  static_assert(Config::Dropout::kIdentity);
-  static_assert(Config::kBlockN % 16 == 0 && Config::kHeadDimQk % 8 == 0 &&
+  static_assert(Config::Dropout::kIdentity || !Config::kOnes,
+                "rows are divided by the sums of all weights");
+  static_assert(
+      Config::kSharers == 1 || (Config::kSharers == Config::kConsumers && !Config::kOptimistic &&
+                                !Config::kOnes && !Config::kPingPong),
+      "all warpgroups share rows or none; what they exchange are exact maxima");
+  static_assert(Shape<Config>::kOwnKeys % 16 == 0 && Config::kHeadDimQk % 8 == 0 &&
                 Config::kHeadDimV % 8 == 0);
   static_assert(!Config::kOptimistic || (kIsSame<typename Config::Element, Bf16>),
                 "the margin needs the exponents of bf16");

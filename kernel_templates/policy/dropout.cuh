@@ -3,6 +3,10 @@
 // For families that hold many weights of a row at once:
 //   Head<Params> head(problem, params)             once a problem
 //   head.template Apply<Runs>(weights, i, j)       weights[n] belongs to key j + Runs::Offset(n)
+//   head.KeptOfFour(i, j)                          bit n: whether key j + n is kept; j is a
+//   multiple
+//                                                  of 4. What is kept is multiplied by
+//                                                  Scale(params)
 #ifndef TILEWRIGHT_POLICY_DROPOUT_CUH_
 #define TILEWRIGHT_POLICY_DROPOUT_CUH_
 
@@ -14,6 +18,11 @@ namespace tilewright {
 
 struct DropoutNone {
   static constexpr bool kIdentity = true;
+
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static float Scale(const Params&) {
+    return 1;
+  }
 
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static float Factor(const Problem&, i64, i64, const Params&) {
@@ -30,6 +39,11 @@ struct DropoutNone {
 
 struct DropoutPhilox {
   static constexpr bool kIdentity = false;
+
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static float Scale(const Params& params) {
+    return params.dropout.keep_scale;
+  }
 
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static float Factor(const Problem& problem, i64 i, i64 j,
@@ -51,6 +65,14 @@ struct DropoutPhilox {
           seed(args.seed_ptr != nullptr ? *args.seed_ptr : args.seed),
           offset(args.offset_ptr != nullptr ? *args.offset_ptr : args.offset),
           bh(problem.b * params.core.heads_q + problem.h) {}
+
+    TILEWRIGHT_HOST_DEVICE u32 KeptOfFour(i64 i, i64 j) const {
+      const PhiloxCounter random = DropoutWords(seed, offset, bh, i, j);
+      u32 kept = 0;
+      TILEWRIGHT_UNROLL
+      for (int n = 0; n < 4; ++n) kept |= random.word[n] >= args.threshold ? 1u << n : 0u;
+      return kept;
+    }
 
     // j is a multiple of Runs::kKeys, which divides 4 or is a multiple of it.
     template <class Runs>

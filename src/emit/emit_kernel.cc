@@ -87,7 +87,7 @@ std::string PlanName(const KernelPlan& plan) {
                           plan.blocks > 1 ? absl::StrCat("b", plan.blocks) : "",
                           plan.optimistic ? "opt" : "", plan.ones ? "ones" : "",
                           plan.ping_pong ? "pp" : "", plan.own_o ? "o" : "", plan.over_v ? "v" : "",
-                          plan.split ? "split" : "");
+                          plan.column_warps > 1 ? "shared" : "", plan.split ? "split" : "");
     case Family::kFwdSm80:
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "s", plan.stages,
                           plan.column_warps > 1 ? absl::StrCat("v", plan.column_warps) : "",
@@ -407,6 +407,7 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
       const RegisterSplit split = RegistersOf(spec, plan);
       config.Int("kStages", plan.stages)
           .Int("kConsumers", plan.consumers)
+          .Int("kSharers", plan.column_warps)
           .Int("kCluster", plan.cluster)
           .Bool("kOptimistic", plan.optimistic)
           .Bool("kOnes", plan.ones)

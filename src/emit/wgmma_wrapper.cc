@@ -1,10 +1,13 @@
 #include "emit/wgmma_wrapper.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "plan/family_planner.h"
 
 namespace tilewright::emit {
 namespace {
@@ -57,7 +60,8 @@ int64_t OffsetAlongRows(int step) { return int64_t{step} * kStepK * kPanelRowByt
 struct Operand {
   const char* name;
   enum Place { kRegisters, kAlongColumns, kAlongRows } place;  // which way K goes in shared memory
-  int64_t panel_rows = 0;  // of a tile where K goes along columns
+  int64_t panel_rows = 0;  // of a tile in shared memory; where K goes along rows and n is no
+                           // more than one instruction takes it is not looked at
 
   int64_t Offset(int step) const {
     return place == kAlongColumns ? OffsetAlongColumns(step, panel_rows) : OffsetAlongRows(step);
@@ -75,30 +79,58 @@ struct Product {
   bool accumulates;
 };
 
+// Columns of d that one instruction computes.
+struct Columns {
+  int first;
+  int count;
+};
+
+// More than an instruction takes are cut where a panel ends.
+std::vector<Columns> PiecesOf(const Product& product) {
+  constexpr int kMostColumns = 256;
+  const int pieces = (product.n + kMostColumns - 1) / kMostColumns;
+  const int panels = (product.n + kPanelColumns - 1) / kPanelColumns;
+  const int columns = (panels + pieces - 1) / pieces * kPanelColumns;
+  std::vector<Columns> out;
+  for (int first = 0; first < product.n; first += columns) {
+    out.push_back({first, std::min(columns, product.n - first)});
+  }
+  return out;
+}
+
+// Where column `first` of d, the first of a panel, begins in an operand along rows.
+int64_t OffsetOfColumns(const Operand& b, int first) {
+  return first / kPanelColumns * b.panel_rows * kPanelRowBytes / kUnit;
+}
+
 // One function: all steps of a product in one block of assembly.
 std::string ProductFunction(const Product& product, const char* type) {
   const int registers = product.n / 2, steps = product.steps;
   const bool from_registers = product.a.place == Operand::kRegisters;
   const int a_words = from_registers ? 4 * steps : 0;
-  const std::string mnemonic = Mnemonic(product.n, type);
   std::string body = Line(absl::StrCat("{.reg .b64 ", from_registers ? "" : "a, ", "b; .reg .pred ",
                                        product.accumulates ? "" : "first, ", "more;")) +
                      Line(absl::StrCat(product.accumulates ? "" : "setp.ne.b32 first, 0, 0; ",
                                        "setp.ne.b32 more, 1, 0;"));
   const int b_operand = registers + a_words + (from_registers ? 0 : 1);
+  const std::vector<Columns> pieces = PiecesOf(product);
   for (int step = 0; step < steps; ++step) {
     const std::string a_text = from_registers ? ""
                                               : absl::StrCat("add.s64 a, %", registers, ", ",
                                                              product.a.Offset(step), "; ");
     const std::string a_operand =
         from_registers ? absl::StrCat("{", Operands(registers + 4 * step, 4), "}") : "a";
-    absl::StrAppend(
-        &body,
-        Line(absl::StrCat(a_text, "add.s64 b, %", b_operand, ", ", product.b.Offset(step), ";")),
-        Line(absl::StrCat(mnemonic, " {", Operands(0, registers), "}, ", a_operand, ", b, ",
-                          step == 0 && !product.accumulates ? "first" : "more", ", 1, 1, ",
-                          from_registers ? "" : absl::StrCat(product.a.transposed(), ", "),
-                          product.b.transposed(), ";")));
+    for (const Columns& piece : pieces) {
+      absl::StrAppend(
+          &body,
+          Line(absl::StrCat(piece.first == 0 ? a_text : "", "add.s64 b, %", b_operand, ", ",
+                            product.b.Offset(step) + OffsetOfColumns(product.b, piece.first), ";")),
+          Line(absl::StrCat(Mnemonic(piece.count, type), " {",
+                            Operands(piece.first / 2, piece.count / 2), "}, ", a_operand, ", b, ",
+                            step == 0 && !product.accumulates ? "first" : "more", ", 1, 1, ",
+                            from_registers ? "" : absl::StrCat(product.a.transposed(), ", "),
+                            product.b.transposed(), ";")));
+    }
   }
   const std::string a_parameter =
       from_registers ? absl::StrCat("const u32 (&", product.a.name, ")[", a_words, "]")
@@ -117,11 +149,15 @@ std::string ProductFunction(const Product& product, const char* type) {
 int StepsOf(int64_t dim) { return static_cast<int>((dim + kStepK - 1) / kStepK); }
 
 std::vector<Product> ForwardProducts(const AttentionSpec& spec, const plan::KernelPlan& plan) {
-  // Eight columns of ones behind V.
-  const int v_columns = static_cast<int>(spec.dim_v) + (plan.ones ? 8 : 0);
+  const int sharers = plan.column_warps;
+  // Eight columns of ones behind V. Warpgroups that share rows have whole panels each.
+  const int v_columns =
+      sharers == 1 ? static_cast<int>(spec.dim_v) + (plan.ones ? 8 : 0)
+                   : static_cast<int>(plan::CeilDiv(spec.dim_v, int64_t{sharers} * kPanelColumns)) *
+                         kPanelColumns;
   return {{.name = "Scores",
            .comment = "d = q k^T",
-           .n = plan.block_n,
+           .n = plan.block_n / sharers,
            .steps = StepsOf(spec.dim_qk),
            .a = {"q", Operand::kAlongColumns, plan.block_m},
            .b = {"k", Operand::kAlongColumns, plan.block_n},
@@ -130,8 +166,9 @@ std::vector<Product> ForwardProducts(const AttentionSpec& spec, const plan::Kern
            .comment = "d += p v",
            .n = v_columns,
            .steps = StepsOf(plan.block_n),
-           .a = {"p", Operand::kRegisters},
-           .b = {"v", Operand::kAlongRows},
+           .a = sharers == 1 ? Operand{"p", Operand::kRegisters}
+                             : Operand{"p", Operand::kAlongColumns, plan.block_m},
+           .b = {"v", Operand::kAlongRows, plan.block_n},
            .accumulates = true}};
 }
 

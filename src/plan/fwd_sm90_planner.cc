@@ -18,7 +18,11 @@
 namespace tilewright::plan {
 namespace {
 
-constexpr int64_t kMaxDim = 256;
+// Of one warpgroup, of two that share rows, and of what fits shared memory beside V.
+constexpr int64_t kMaxOwnDimV = 320;
+constexpr int64_t kMaxDimV = 512;
+constexpr int64_t kMaxDimQk = 576;
+constexpr int kSharers = 2;
 constexpr int kWarpgroupRows = 64;
 constexpr int kPanelColumns = 64;
 constexpr int kPanelRowBytes = 128;
@@ -45,9 +49,6 @@ FamilyAnswer Refuse(const PlanRequest& request) {
     nearest.kv_type.reset();
     nearest.out_type.reset();
     nearest.q_scale = nearest.kv_scale = ScaleKind::kNone;
-  } else if (spec.dropout != 0) {
-    answer.refusal = "dropout: its random words leave no registers for these tiles";
-    nearest.dropout = 0;
   } else if (spec.page_size % kAtomRows != 0) {
     answer.refusal = absl::StrCat("page_size = ", spec.page_size,
                                   ": bulk copies want pages of a multiple of 8 rows");
@@ -62,11 +63,11 @@ FamilyAnswer Refuse(const PlanRequest& request) {
                                   ": rows must be whole chunks of 16 bytes");
     nearest.dim_qk = RoundUp(spec.dim_qk, 8);
     nearest.dim_v = RoundUp(spec.dim_v, 8);
-  } else if (spec.dim_qk > kMaxDim || spec.dim_v > kMaxDim) {
+  } else if (spec.dim_qk > kMaxDimQk || spec.dim_v > kMaxDimV) {
     answer.refusal = absl::StrCat("dim_qk, dim_v = ", spec.dim_qk, ", ", spec.dim_v,
-                                  ": must be at most ", kMaxDim);
-    nearest.dim_qk = std::min(spec.dim_qk, kMaxDim);
-    nearest.dim_v = std::min(spec.dim_v, kMaxDim);
+                                  ": must be at most ", kMaxDimQk, ", ", kMaxDimV);
+    nearest.dim_qk = std::min(spec.dim_qk, kMaxDimQk);
+    nearest.dim_v = std::min(spec.dim_v, kMaxDimV);
   } else if (spec.strides.has_value() &&
              !std::all_of(spec.strides->begin(), spec.strides->end(), StridesFitBulkCopies)) {
     answer.refusal = "strides: rows must start on multiples of 16 bytes";
@@ -118,7 +119,8 @@ int64_t MaxTileRegisters(const AttentionSpec& spec, int consumers, int block_n, 
 struct Tile {
   int consumers;
   int block_n;
-  int blocks = 1;  // on a multiprocessor
+  int blocks = 1;       // on a multiprocessor
+  bool shares = false;  // both warpgroups have the same 64 rows and half of O's columns each
 };
 
 bool HasEqualTiles(const AttentionSpec& spec) {
@@ -146,13 +148,18 @@ constexpr Tile kWindow[] = {{2, 96}, {2, 64}, {2, 128}, {2, 32}};
 constexpr Tile k192[] = {{2, 80}, {2, 96}, {2, 112}, {2, 128}, {2, 64}, {2, 32}};
 constexpr Tile kWideV192[] = {{2, 80}, {2, 96}, {2, 112}, {2, 64}, {2, 32}};
 constexpr Tile k256[] = {{2, 64}, {2, 80}, {2, 48}, {2, 32}, {2, 16}};
+constexpr Tile kShared = {.consumers = 2, .block_n = 64, .shares = true};
+constexpr Tile k320[] = {{2, 64}, {2, 48}, kShared, {2, 32}};
+constexpr Tile kWide[] = {kShared, {.consumers = 2, .block_n = 32, .shares = true}};
 
 absl::Span<const Tile> TilesFor(const PlanRequest& request) {
   const AttentionSpec& spec = request.spec;
   const int64_t dim = std::max(spec.dim_qk, spec.dim_v);
   const bool even = HasEqualTiles(spec);
   const bool is_short = spec.seqlen_q <= 1024;
-  if (!ScoresAreFinite(spec)) return kElementRules;
+  if (spec.dim_v > kMaxOwnDimV || spec.dim_qk > kMaxOwnDimV) return kWide;
+  if (dim > 256) return k320;
+  if (!ScoresAreFinite(spec) || spec.dropout != 0) return kElementRules;
   if (dim <= 64 && even && spec.dim_v <= 40) return k40;
   // Few rows: less than 16 tiles of 128 for a multiprocessor.
   const double rows = static_cast<double>(spec.batch) * static_cast<double>(spec.heads_q) *
@@ -195,6 +202,11 @@ bool FitsPages(const AttentionSpec& spec, const Tile& tile, const Variant& varia
          (spec.page_size % tile.block_n == 0 || tile.block_n % spec.page_size == 0);
 }
 
+// Without ones: each warpgroup that shares rows has as many.
+int64_t PanelsV(const KernelPlan& plan, int64_t dim_v) {
+  return RoundUp(CeilDiv(dim_v, kPanelColumns), plan.column_warps);
+}
+
 // None where the tile does not fit registers, shared memory or pages.
 std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
                                    const Variant& variant) {
@@ -204,19 +216,21 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
   plan.family = Family::kFwdSm90;
   plan.target = std::string(request.traits.target);
   plan.consumers = tile.consumers;
-  plan.block_m = tile.consumers * kWarpgroupRows;
+  plan.column_warps = tile.shares ? kSharers : 1;
+  plan.block_m = tile.consumers / plan.column_warps * kWarpgroupRows;
   plan.block_n = tile.block_n;
   plan.warps = 4 * (tile.consumers + 1);
   plan.rows_per_warp = 16;
   plan.stages = 2;
   plan.cluster = variant.cluster;
   plan.blocks = tile.blocks > 1 ? tile.blocks : 0;
-  plan.ping_pong = variant.ping_pong && tile.consumers == 2;
+  plan.ping_pong = variant.ping_pong && tile.consumers == 2 && !tile.shares;
   if (variant.persistent) plan.max_grid = request.board.num_sms * tile.blocks / variant.cluster;
   // The margin needs bf16's exponents.
-  plan.optimistic = spec.type == ElementType::kBf16 && ScoresAreFinite(spec);
+  plan.optimistic = spec.type == ElementType::kBf16 && ScoresAreFinite(spec) && !tile.shares;
   if (variant.cluster == 1) OfferParts(request, /*resident=*/tile.blocks, plan);
   const auto fits_registers = [&] {
+    if (tile.shares) return true;  // half of each
     return tile.block_n * 3 / 4 + (spec.dim_v + (plan.ones ? 8 : 0)) / 2 <=
            MaxTileRegisters(spec, tile.consumers, tile.block_n, tile.blocks);
   };
@@ -227,14 +241,16 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
                request.traits.smem_per_sm;
   };
   // Where the last panel of V is full they need one more; from 192 on O then has no place but Q's.
-  plan.ones = spec.dim_v <= 128 || (spec.dim_v < 192 && spec.dim_v % kPanelColumns != 0);
+  plan.ones = spec.dropout == 0 &&
+              (spec.dim_v <= 128 || (spec.dim_v < 192 && spec.dim_v % kPanelColumns != 0));
   if (!fits_registers()) plan.ones = false;
   if (!fits_registers()) return std::nullopt;
   plan.own_o = true;
   if (fits_smem()) return plan;
   plan.own_o = false;
+  if (tile.shares && !fits_smem()) plan.stages = 1;
   plan.over_v = !plan.ones && plan.stages * plan.block_n >= plan.block_m;
-  if (!plan.over_v && CeilDiv(spec.dim_v, kPanelColumns) > CeilDiv(spec.dim_qk, kPanelColumns)) {
+  if (!plan.over_v && PanelsV(plan, spec.dim_v) > CeilDiv(spec.dim_qk, kPanelColumns)) {
     return std::nullopt;
   }
   if (!fits_smem()) return std::nullopt;
@@ -252,7 +268,8 @@ std::vector<Variant> VariantsFor(const AttentionSpec& spec) {
   const Variant handed_out = {.persistent = false, .cluster = 1, .ping_pong = false};
   const Variant shared_keys = {.persistent = true, .cluster = 2, .ping_pong = false};
   std::vector<Variant> variants;
-  if (dim > 192 && spec.seqlen_q > 8192) variants.push_back(shared_keys);
+  // Tiles of 64 rows read K and V so often that L2 is the bound.
+  if (dim > kMaxOwnDimV || (dim > 192 && spec.seqlen_q > 8192)) variants.push_back(shared_keys);
   const bool is_short = spec.seqlen_q <= 2048;
   const bool take_turns = dim > 64 ? dim <= 192 && (!even || long_rows) : !even && is_short;
   if (take_turns) variants.push_back(turns);
@@ -266,17 +283,21 @@ std::vector<Variant> VariantsFor(const AttentionSpec& spec) {
 }  // namespace
 
 int64_t FwdSm90SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v) {
-  const int64_t panels_qk = CeilDiv(dim_qk, kPanelColumns),
-                panels_v = CeilDiv(dim_v, kPanelColumns);
-  const int64_t ones = plan.ones ? kOnesColumns : 0;
-  const int64_t rows =
-      plan.block_m * (panels_qk + (plan.own_o ? panels_v : 0)) +
-      int64_t{plan.stages} * plan.block_n * (panels_qk + CeilDiv(dim_v + ones, kPanelColumns));
-  // q_full, q_empty, o_read, tiles_done, a full and an empty barrier for K and for V of each stage; missing
-  // pieces of each stage and the range of tiles to repeat; a request to copy; without its own O a
-  // member that takes a place.
-  const int64_t barriers = 8 * (4 + 4 * int64_t{plan.stages}) +
-                           RoundUp(4 * int64_t{plan.stages} + 8, 8) + 40 + (plan.own_o ? 0 : 8);
+  const int64_t panels_qk = CeilDiv(dim_qk, kPanelColumns), panels_v = PanelsV(plan, dim_v);
+  const bool shares = plan.column_warps > 1;
+  const int64_t stored_panels_v =
+      plan.ones ? CeilDiv(dim_v + kOnesColumns, kPanelColumns) : panels_v;
+  const int64_t weights = shares ? 2 * CeilDiv(plan.block_n, kPanelColumns) : 0;
+  const int64_t rows = plan.block_m * (panels_qk + (plan.own_o ? panels_v : 0) + weights) +
+                       int64_t{plan.stages} * plan.block_n * (panels_qk + stored_panels_v);
+  // q_full, q_empty, o_read, tiles_done, a full and an empty barrier for K and for V of each stage;
+  // missing pieces of each stage and the range of tiles to repeat; a request to copy; what is known
+  // of rows that are shared; without its own O a member that takes a place.
+  const int64_t barriers =
+      8 * (4 + 4 * int64_t{plan.stages}) +
+      RoundUp(RoundUp(4 * int64_t{plan.stages} + 8, 8) + 40 + (shares ? 24 * kWarpgroupRows : 12),
+              8) +
+      (plan.own_o ? 0 : 8);
   return RoundUp(rows * kPanelRowBytes + barriers, kSharedAlignment);
 }
 

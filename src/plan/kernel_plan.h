@@ -49,7 +49,8 @@ struct KernelPlan {
   int stages = 0;            // tiles of K and of V in shared memory; attn_fwd_sm80: 1 or 2
   bool peeled = false;       // attn_fwd_sm80: a loop of its own for tiles that need no mask
   bool narrow_rows = false;  // attn_fwd_sm80: rows are typically no multiples of 16 bytes
-  int column_warps = 1;  // attn_fwd_sm80: warps that share rows, each with a part of O's columns
+  int column_warps = 1;  // attn_fwd_sm80: warps that share rows, each with a part of O's columns;
+                         // attn_fwd_sm90: warpgroups, all of `consumers` or 1
   int tf32_terms = 0;    // attn_fwd_sm80, fp32: products of TF32 for one of fp32, 1 or 3
   bool turing = false;   // attn_fwd_sm80: only instructions that sm_75 has
   // The keys of a tile may be cut into parts, which attn_combine merges; attn_combine: its parts
@@ -61,7 +62,7 @@ struct KernelPlan {
   int tile_rows = 0;      // attn_combine after attn_decode: rows of its tiles
   int slots = 0;          // with split: blocks that run at a time on the board planned for
   // attn_fwd_sm90, attn_bwd_sm90: `warps` are those of a loading warpgroup and of `consumers`
-  // computing ones, with 64 query rows each, or 64 keys.
+  // computing ones, with 64 query rows each (or all the same 64, see column_warps), or 64 keys.
   int consumers = 0;        // 1 to 4; backward 2
   int blocks = 0;           // that share a multiprocessor; 0: one
   int cluster = 0;          // blocks that load K and V for each other, 1 or 2

@@ -297,7 +297,10 @@ void CheckDropout(const PolicyParams& params) {
       for (float& weight : weights) weight = 1;
       head.template Apply<Runs>(weights, i, j);
       for (int n = 0; n < Runs::kCount; ++n) {
-        ASSERT_EQ(weights[n], DropoutPhilox::Factor(problem, i, j + Runs::Offset(n), params));
+        const int64_t key = j + Runs::Offset(n);
+        ASSERT_EQ(weights[n], DropoutPhilox::Factor(problem, i, key, params));
+        const bool kept = (head.KeptOfFour(i, key / 4 * 4) >> (key % 4) & 1) != 0;
+        ASSERT_EQ(weights[n], kept ? DropoutPhilox::Scale(params) : 0.f);
       }
     }
   }
