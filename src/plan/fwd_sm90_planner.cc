@@ -100,7 +100,8 @@ bool ScoresAreFinite(const AttentionSpec& spec) {
 // Registers that a consumer's scores, packed weights and output sums may take, found by compiling:
 // ptxas 13.0 spills or serialises beyond.
 int64_t MaxTileRegisters(const AttentionSpec& spec, int consumers, int block_n, int blocks) {
-  const int64_t policies = HasPolicies(spec) && block_n > 32 ? 64 : 0;
+  const bool wide = spec.dim_v > 256;  // O takes two products a step
+  const int64_t policies = HasPolicies(spec) && (block_n > 32 || wide) ? 64 : 0;
   switch (consumers) {
     case 1:
       return (blocks > 2 ? 96 : 160) - policies;
@@ -112,14 +113,15 @@ int64_t MaxTileRegisters(const AttentionSpec& spec, int consumers, int block_n, 
       return 132 - policies - (spec.lse && masked ? 8 : 0);
     }
     default:
-      return 208 - policies;
+      return (wide ? 188 : 208) - policies;
   }
 }
 
 struct Tile {
   int consumers;
   int block_n;
-  int blocks = 1;       // on a multiprocessor
+  int blocks = 1;  // on a multiprocessor
+  int stages = 2;
   bool shares = false;  // both warpgroups have the same 64 rows and half of O's columns each
 };
 
@@ -149,7 +151,7 @@ constexpr Tile k192[] = {{2, 80}, {2, 96}, {2, 112}, {2, 128}, {2, 64}, {2, 32}}
 constexpr Tile kWideV192[] = {{2, 80}, {2, 96}, {2, 112}, {2, 64}, {2, 32}};
 constexpr Tile k256[] = {{2, 64}, {2, 80}, {2, 48}, {2, 32}, {2, 16}};
 constexpr Tile kShared = {.consumers = 2, .block_n = 64, .shares = true};
-constexpr Tile k320[] = {{2, 64}, {2, 48}, kShared, {2, 32}};
+constexpr Tile k320[] = {{2, 64}, {2, 48}, {2, 32}, kShared};
 constexpr Tile kWide[] = {kShared, {.consumers = 2, .block_n = 32, .shares = true}};
 
 absl::Span<const Tile> TilesFor(const PlanRequest& request) {
@@ -221,7 +223,7 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
   plan.block_n = tile.block_n;
   plan.warps = 4 * (tile.consumers + 1);
   plan.rows_per_warp = 16;
-  plan.stages = 2;
+  plan.stages = tile.stages;
   plan.cluster = variant.cluster;
   plan.blocks = tile.blocks > 1 ? tile.blocks : 0;
   plan.ping_pong = variant.ping_pong && tile.consumers == 2 && !tile.shares;
@@ -269,7 +271,8 @@ std::vector<Variant> VariantsFor(const AttentionSpec& spec) {
   const Variant shared_keys = {.persistent = true, .cluster = 2, .ping_pong = false};
   std::vector<Variant> variants;
   // Tiles of 64 rows read K and V so often that L2 is the bound.
-  if (dim > kMaxOwnDimV || (dim > 192 && spec.seqlen_q > 8192)) variants.push_back(shared_keys);
+  const bool shares_best = dim > kMaxOwnDimV || (dim > 192 && spec.seqlen_q > 8192);
+  if (shares_best && spec.page_size == 0) variants.push_back(shared_keys);
   const bool is_short = spec.seqlen_q <= 2048;
   const bool take_turns = dim > 64 ? dim <= 192 && (!even || long_rows) : !even && is_short;
   if (take_turns) variants.push_back(turns);

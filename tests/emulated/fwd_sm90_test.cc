@@ -67,6 +67,14 @@ void FirstKeysRule(reference::HostCase& c) {
   AddToScores(c, [&](int64_t h, int64_t j) { return j <= 3 + h % 3 * 40 ? kJumps[h % 7] : 0.0; });
 }
 
+void Rows256(KernelPlan& plan) {
+  plan.consumers = 4;
+  plan.block_m = 256;
+  plan.warps = 20;
+  plan.block_n = 32;
+  plan.max_grid = 1;
+}
+
 const std::vector<Emulation>& Emulations() {
   static const auto* all = new std::vector<Emulation>{
       Changed("fwd bf16 b=1 h=2/1 s=300/330 d=64 causal lse",
@@ -109,6 +117,44 @@ const std::vector<Emulation>& Emulations() {
               [](KernelPlan& plan) { plan.stages = 1; }),
       Changed("fwd bf16 b=1 h=1 s=150/330 d=40 softcap=5 lse",
               [](KernelPlan& plan) { plan.stages = 3; }),
+      // Four warpgroups, each with its own first and last block of keys.
+      Changed("fwd bf16 b=1 h=2/1 s=300/430 d=32 window=90,20 lse", Rows256),
+      Changed("fwd bf16 b=1 h=2/1 s=300/290 d=32 causal", Rows256),
+      // Warpgroups that share rows: O in each of its places, a last panel that is nobody's, pages
+      // and copies by threads.
+      Changed("fwd bf16 b=1 h=2/1 s=100/130 d=512/392 causal lse",
+              [](KernelPlan& plan) {
+                plan.own_o = false;
+                plan.over_v = true;
+                plan.stages = 1;
+                plan.cluster = 2;
+                plan.max_grid = 1;
+              }),
+      Changed("fwd fp16 b=1 h=3/1 s=70/200 d=264/392",
+              [](KernelPlan& plan) {
+                plan.own_o = true;
+                plan.over_v = false;
+                plan.stages = 1;
+                plan.max_grid = 2;
+              }),
+      Changed(
+          "fwd bf16 b=3 h=2/1 s=70/900 d=392/328 paged=16 varlen lse causal",
+          [](KernelPlan& plan) { plan.own_o = plan.over_v = false; },
+          [](reference::HostCase& c) {
+            emulated::MakeLongPaged(c);
+            emulated::Misalign(c, 1);
+          }),
+      Changed("fwd bf16 b=1 h=1 s=70/1100 d=392/328 lse", [](KernelPlan&) {}),
+      Changed(
+          "fwd bf16 b=1 h=7 s=70/200 d=328 causal lse", [](KernelPlan&) {}, OneKeyRules),
+      // Dropout.
+      Changed("fwd bf16 b=1 h=2/1 s=150/330 d=64 causal dropout=0.3 lse",
+              [](KernelPlan& plan) { plan.cluster = 2; }),
+      Changed("fwd bf16 b=1 h=2/1 s=70/1100 d=72 dropout=0.3", [](KernelPlan&) {}),
+      Changed(
+          "fwd bf16 b=1 h=7 s=70/200 d=328 dropout=0.2 lse", [](KernelPlan&) {}, OneKeyRules),
+      Changed(
+          "fwd bf16 b=1 h=7 s=70/200 d=64 dropout=0.2 lse", [](KernelPlan&) {}, OneKeyRules),
       // Pages: several to a block of keys, as large as one and larger, and copied by threads.
       Changed(
           "fwd bf16 b=3 h=2/1 s=70/900 d=64 paged=16 varlen lse causal", [](KernelPlan&) {},

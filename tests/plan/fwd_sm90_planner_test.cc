@@ -48,15 +48,17 @@ TEST(FwdSm90PlannerTest, SharedMemoryIsPanelsAndBarriers) {
 // What the kernel takes for granted, over dims and lengths.
 TEST(FwdSm90PlannerTest, PlansAreFeasible) {
   const arch::ArchTraits row = arch::FindArchTraits("sm_90a").value();
-  for (int dim_qk : {8, 40, 64, 72, 128, 192, 256}) {
-    for (int dim_v : {8, 64, 80, 128, 200, 256}) {
+  for (int dim_qk : {8, 40, 64, 72, 128, 192, 256, 320, 512, 576}) {
+    for (int dim_v : {8, 64, 80, 128, 200, 256, 320, 392, 512}) {
       for (const char* rest : {"s=1", "s=4097 causal lse", "s=300/0 softcap=5", "s=64 sinks"}) {
         const std::string text = absl::StrCat("fwd bf16 b=2 h=8 d=", dim_qk, "/", dim_v, " ", rest);
         const FamilyAnswer answer = Plan(text, "sm_90a", Family::kFwdSm90);
         ASSERT_FALSE(answer.plans.empty()) << text << answer.refusal;
         for (const KernelPlan& plan : answer.plans) {
           SCOPED_TRACE(text + " " + plan.ToString());
-          EXPECT_EQ(plan.block_m, 64 * plan.consumers);
+          const int rows = 64 * plan.consumers / plan.column_warps;
+          EXPECT_EQ(plan.block_m, rows);
+          EXPECT_TRUE(plan.column_warps == 1 || plan.column_warps == plan.consumers);
           EXPECT_EQ(plan.warps, 4 * (plan.consumers + 1));
           EXPECT_EQ(plan.block_n % 16, 0);
           EXPECT_EQ(plan.smem_bytes, FwdSm90SmemBytes(plan, dim_qk, dim_v));
@@ -64,7 +66,8 @@ TEST(FwdSm90PlannerTest, PlansAreFeasible) {
           EXPECT_LE((plan.smem_bytes + row.smem_reserved_per_block) * std::max(plan.blocks, 1),
                     row.smem_per_sm);
           // O over Q needs a Q at least as wide, and over V it would lie on the ones.
-          EXPECT_TRUE(plan.own_o || plan.over_v || (dim_v + 63) / 64 <= (dim_qk + 63) / 64);
+          const int64_t panels_v = RoundUp(CeilDiv(dim_v, 64), plan.column_warps);
+          EXPECT_TRUE(plan.own_o || plan.over_v || panels_v <= CeilDiv(dim_qk, 64));
           EXPECT_TRUE(!plan.over_v || plan.stages * plan.block_n >= plan.block_m);
           EXPECT_TRUE(!plan.ones || !plan.over_v);
           const absl::StatusOr<KernelPlan> parsed = ParsePlan(plan.ToString());
@@ -111,11 +114,10 @@ TEST(FwdSm90PlannerTest, RefusalsNameTheFieldAndTheNearestServed) {
   } cases[] = {
       {"fwd bf16 b=2 h=8 s=512 d=128", "sm_80", "sm_80 has no wgmma.mma_async"},
       {"fwd fp32 b=2 h=8 s=512 d=128", "sm_90a", "must be fp16 or bf16"},
-      {"fwd bf16 b=2 h=8 s=512 d=264", "sm_90a", "must be at most 256"},
+      {"fwd bf16 b=2 h=8 s=512 d=584", "sm_90a", "must be at most 576, 512"},
       {"fwd bf16 b=2 h=8 s=512 d=36", "sm_90a", "whole chunks of 16 bytes"},
       {"fwd bf16 b=2 h=8 s=512 d=64 varlen paged=20", "sm_90a", "page_size = 20"},
       {"fwd bf16 b=2 h=8 s=512 d=64 varlen paged=1000", "sm_90a", "and pages of 1000 rows"},
-      {"fwd bf16 b=2 h=8 s=512 d=64 dropout=0.5", "sm_90a", "dropout"},
       {"fwd bf16 b=2 h=8 s=512 d=64 strided_innermost", "sm_90a", "strided_innermost"},
       {"fwd bf16 b=4096 h=4 s=49 d=32", "sm_90a", "seqlen_q, seqlen_kv = 49, 49"},
   };
