@@ -168,7 +168,8 @@ absl::StatusOr<plan::KernelPlan> PlanOf(const std::string& text, const Attention
   if (absl::StrContains(text, "smem=")) return plan::ParsePlan(text);
   // The size follows from the rest.
   TILEWRIGHT_ASSIGN_OR_RETURN(plan::KernelPlan plan, plan::ParsePlan(text + " smem=0"));
-  plan.smem_bytes = plan::FwdSm90SmemBytes(plan, spec.dim_qk, spec.dim_v);
+  plan.smem_bytes =
+      plan::FwdSm90SmemBytes(plan, spec.dim_qk, spec.dim_v, spec::ElementBytes(spec.type));
   return plan;
 }
 

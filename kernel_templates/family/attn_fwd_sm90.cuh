@@ -1,5 +1,5 @@
 // Exact attention, forward, on Hopper's warpgroup products (wgmma) with bulk copies (TMA): sm_90a,
-// 16-bit operands, fp32 accumulators.
+// 16-bit or e4m3 operands, fp32 accumulators.
 //
 // Algorithm FlashAttention-2's tiles (Dao, arXiv 2307.08691) in FlashAttention-3's arrangement
 //           (Shah et al., arXiv 2407.08608): warps that load beside warpgroups that compute, Q K^T
@@ -20,6 +20,12 @@
 //           Inf or NaN, are computed once more when all tiles are done: with the exact softmax in
 //           every block of keys, and in the second case with the unseen rows of V zeroed. What has
 //           to be repeated is a range of the block's tiles.
+// e4m3      A product takes operands of 8 bits along their rows only, so warps 1 to 3 of the
+// loading
+//           warpgroup transpose V. They leave the keys of each 16 in the order (0, 1, 8, 9, 2, 3,
+//           10, 11, ...), in which a thread's scores are the operand's registers. Weights are
+//           scaled by 256, and references are maxima: then a row that has nearly all its weight on
+//           one key is exact.
 // Warps     Warpgroup 0 loads (one thread; where no tensor map describes a tensor three warps
 // copy),
 //           warpgroups 1 to kConsumers own 64 query rows each. With kCluster 2 the blocks of a pair
@@ -36,6 +42,8 @@
 //           k_empty[s], v_empty[s]          a warp each, of all blocks of the cluster
 //           named 1 + w                     warpgroup w of the consumers, around O in shared memory
 //           named 8 + w                     ping-pong: whose turn it is to issue products
+//           raw_full, raw_empty             e4m3: as k_full and k_empty, of V as it was loaded;
+//                                           v_full then waits for the three transposing warps
 //           tiles_done                      a warp each, when all its tiles are done; a cluster
 //                                           meets at its own barrier instead
 //           named 13                        warpgroups that share rows, around what they exchange
@@ -49,6 +57,8 @@
 //           k [kStages][panel][kBlockN][64] columns; columns beyond the dim are zeros
 //           v [kStages][panel][kBlockN][64] kOnes: ones in the 8 columns behind the last, so that
 //                                           P V sums the rows of P as well; copies leave them alone
+//           raw [panel][kBlockN][128]       e4m3: V as it was loaded, and v [kStages][panel of 128
+//                                           keys][dim_v][128]
 //           o [panel][kBlockM][64]          or over q, or over all stages of v
 #ifndef TILEWRIGHT_FAMILY_ATTN_FWD_SM90_CUH_
 #define TILEWRIGHT_FAMILY_ATTN_FWD_SM90_CUH_
@@ -73,6 +83,7 @@
 #include "policy/sink.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/ldmatrix.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/named_barrier.cuh"
@@ -87,7 +98,7 @@ namespace fwd_sm90 {
 
 inline constexpr int kWarpgroup = 128;     // threads
 inline constexpr int kWarpgroupRows = 64;  // M of a wgmma
-inline constexpr int kPanelColumns = 64;   // 128 bytes, the width of the swizzle
+inline constexpr int kPanelColumns = 64;   // of 16 bits: 128 bytes, the width of the swizzle
 inline constexpr int kRowBytes = 128;      // of a panel
 inline constexpr int kOnesColumns = 8;     // the smallest step of N
 inline constexpr int kFirstEpilogueBarrier = 1;
@@ -96,6 +107,8 @@ inline constexpr int kSharersBarrier = 13;
 inline constexpr int kConsumersBarrier = 14;
 inline constexpr int kCopyBarrier = 15;
 inline constexpr int kCopyThreads = 96;
+inline constexpr int kTransposingWarps = 3;
+inline constexpr float kLargestWeightLog2 = 8;  // of e4m3, which ends at 448
 
 // How far above the maximum of its first block an optimistic row's reference lies, in log2: what
 // scores may rise later without anybody looking. Weights of about 2^-40 are exact in bf16, which
@@ -111,25 +124,34 @@ inline constexpr u32 kTwoOrMore = 0x40004000u;
 
 template <class Config>
 struct Shape {
+  using Element = typename Config::Element;
+  static constexpr bool kTransposes = sizeof(Element) == 1;
+  static constexpr int kColumns = kRowBytes / sizeof(Element);  // of a panel of Q, K or V
   static constexpr int kSharers = Config::kSharers;
   static constexpr int kBlockM = Config::kConsumers / kSharers * kWarpgroupRows;
   static constexpr int kOwnKeys = Config::kBlockN / kSharers;  // whose scores a warpgroup has
   static constexpr int kThreads = (Config::kConsumers + 1) * kWarpgroup;
-  static constexpr int kPanelsQk = RoundUp(Config::kHeadDimQk, kPanelColumns) / kPanelColumns;
+  static constexpr int kPanelsQk = RoundUp(Config::kHeadDimQk, kColumns) / kColumns;
   // Each warpgroup that shares rows has as many: the last may lie behind all columns.
   static constexpr int kPanelsV =
-      RoundUp(RoundUp(Config::kHeadDimV, kPanelColumns) / kPanelColumns, kSharers);
+      RoundUp(RoundUp(Config::kHeadDimV, kColumns) / kColumns, kSharers);
   static constexpr int kOwnPanelsV = kPanelsV / kSharers;
+  static constexpr int kPanelsO =
+      kTransposes ? RoundUp(Config::kHeadDimV, kPanelColumns) / kPanelColumns : kPanelsV;
+  static constexpr int kOwnPanelsO = kPanelsO / kSharers;
   // In shared memory: the ones may need a panel of their own.
   static constexpr int kStoredPanelsV =
-      Config::kOnes ? RoundUp(Config::kHeadDimV + kOnesColumns, kPanelColumns) / kPanelColumns
-                    : kPanelsV;
+      kTransposes     ? RoundUp(Config::kBlockN, kColumns) / kColumns
+      : Config::kOnes ? RoundUp(Config::kHeadDimV + kOnesColumns, kPanelColumns) / kPanelColumns
+                      : kPanelsV;
+  static constexpr int kStoredRowsV = kTransposes ? Config::kHeadDimV : Config::kBlockN;
   // Of the last panel of V in the map of its own that it has where ones are behind it; else 0.
   static constexpr int kTailColumns = Config::kOnes ? Config::kHeadDimV % kPanelColumns : 0;
   static constexpr int kOwnColumns =
       kSharers == 1 ? Config::kHeadDimV : kOwnPanelsV * kPanelColumns;  // of O
   static constexpr int kScores = kOwnKeys / 2;                          // a thread's
   static constexpr int kOutputs = kOwnColumns / 2;
+  static constexpr int kWeightWords = kScores * sizeof(Element) / 4;  // of packed weights
   static constexpr int kPanelsWeights = RoundUp(Config::kBlockN, kPanelColumns) / kPanelColumns;
   static constexpr int kSums = kOutputs + (Config::kOnes ? kOnesColumns / 2 : 0);
   static constexpr int kBytesQ = kPanelsQk * kBlockM * kRowBytes;
@@ -172,7 +194,7 @@ TILEWRIGHT_HOST_DEVICE constexpr int PieceRows() {
 
 template <class Config, bool kOwn>
 struct OutputTile {
-  u16 rows[Shape<Config>::kPanelsV][Shape<Config>::kBlockM][kPanelColumns];
+  u16 rows[Shape<Config>::kPanelsO][Shape<Config>::kBlockM][kPanelColumns];
 };
 template <class Config>
 struct OutputTile<Config, false> {};
@@ -184,6 +206,14 @@ struct SharedWeights {
 };
 template <class Config>
 struct SharedWeights<Config, false> {};
+
+// Another, of V as it was loaded.
+template <class Config, bool kTransposes>
+struct RawValues {
+  u16 raw[Shape<Config>::kPanelsV][Config::kBlockN][kPanelColumns];
+};
+template <class Config>
+struct RawValues<Config, false> {};
 
 // Rows of a tile for threads to copy; see CopyTile.
 struct CopyRequest {
@@ -198,16 +228,19 @@ struct CopyRequest {
 };
 
 template <class Config>
-struct alignas(1024) SharedStorage : SharedWeights<Config, (Config::kSharers > 1)> {
+struct alignas(1024) SharedStorage : SharedWeights<Config, (Config::kSharers > 1)>,
+                                     RawValues<Config, Shape<Config>::kTransposes> {
   static constexpr int kSharedRows = Config::kSharers > 1 ? kWarpgroupRows : 1;
   u16 q[Shape<Config>::kPanelsQk][Shape<Config>::kBlockM][kPanelColumns];
   u16 k[Config::kStages][Shape<Config>::kPanelsQk][Config::kBlockN][kPanelColumns];
-  u16 v[Config::kStages][Shape<Config>::kStoredPanelsV][Config::kBlockN][kPanelColumns];
+  u16 v[Config::kStages][Shape<Config>::kStoredPanelsV][Shape<Config>::kStoredRowsV][kPanelColumns];
   OutputTile<Config, Config::kOwnO> o;
   alignas(8) u64 q_full;
   u64 q_empty;
   u64 o_read;
   u64 tiles_done;
+  u64 raw_full;
+  u64 raw_empty;
   u64 k_full[Config::kStages];
   u64 k_empty[Config::kStages];
   u64 v_full[Config::kStages];
@@ -223,10 +256,16 @@ struct alignas(1024) SharedStorage : SharedWeights<Config, (Config::kSharers > 1
 
 // Element (key, column) of a stage of V, under the swizzle.
 template <class Config>
-__device__ __forceinline__ u16* ValueAt(SharedStorage<Config>& shared, int stage, int key,
-                                        int column) {
-  const int at = (column / 8 % 8 ^ key % 8) * 8 + column % 8;
-  return &shared.v[stage][column / kPanelColumns][key][at];
+__device__ __forceinline__ auto* ValueAt(SharedStorage<Config>& shared, int stage, int key,
+                                         int column) {
+  if constexpr (Shape<Config>::kTransposes) {
+    const int place = key / 16 * 16 + key % 8 / 2 * 4 + key % 16 / 8 * 2 + key % 2;
+    auto* const row = reinterpret_cast<u8*>(shared.v[stage][place / kRowBytes][column]);
+    return &row[(place / 16 % 8 ^ column % 8) * 16 + place % 16];
+  } else {
+    const int at = (column / 8 % 8 ^ key % 8) * 8 + column % 8;
+    return &shared.v[stage][column / kPanelColumns][key][at];
+  }
 }
 
 // A stage of a ring of buffers, and the parity of the phase that fills it.
@@ -399,14 +438,18 @@ struct Loader {
   Ring<Config> v_ring = {0, 1};
   u32 q_parity = 1;
   u32 o_parity = 1;
+  // Of the side that loads; those that transpose wait for raw_full first.
+  u32 raw_parity = S::kTransposes && threadIdx.x >= 32 ? 0 : 1;
 
   __device__ __forceinline__ bool ByThreads() const {
+    if constexpr (S::kTransposes) return false;
     return (params.sm90.by_threads & (abi::kQByThreads | abi::kKvByThreads)) != 0;
   }
 
   // Whether this thread has a part in loading, or in a barrier of the whole cluster.
   __device__ __forceinline__ bool TakesPart() const {
-    return Config::kCluster > 1 || ByThreads() || threadIdx.x == 0;
+    return Config::kCluster > 1 || ByThreads() || threadIdx.x == 0 ||
+           (S::kTransposes && threadIdx.x >= 32);
   }
 
   // Has warps 1 to 3 copy `rows` rows of a tile from `first_row` on, every block of a cluster its
@@ -467,7 +510,9 @@ struct Loader {
       *missing = not_there;
     }
     ptx::mbarrier_arrive_expect_tx(
-        barrier, ((kPanels - 1) * kRowBytes + kLastColumns * 2) * Config::kBlockN);
+        barrier,
+        ((kPanels - 1) * kRowBytes + kLastColumns * static_cast<int>(sizeof(typename S::Element))) *
+            Config::kBlockN);
     // A few at a time: their places have been read just now, and registers are few.
     constexpr int kTogether = kPieces < 2 ? kPieces : 2;
 #pragma unroll 1
@@ -488,9 +533,9 @@ struct Loader {
           if constexpr (Config::kCluster > 1) {
             constexpr u16 kAllBlocks = (1 << Config::kCluster) - 1;
             ptx::cp_async_bulk_tensor_4d_load_multicast(
-                destination, from, barrier, panel * kPanelColumns, row[n], h, b[n], kAllBlocks);
+                destination, from, barrier, panel * S::kColumns, row[n], h, b[n], kAllBlocks);
           } else {
-            ptx::cp_async_bulk_tensor_4d_load(destination, from, barrier, panel * kPanelColumns,
+            ptx::cp_async_bulk_tensor_4d_load(destination, from, barrier, panel * S::kColumns,
                                               row[n], h, b[n]);
           }
         }
@@ -527,27 +572,35 @@ struct Loader {
                problem, block, missing);
     } else {
       const abi::TensorMap* const map = &params.sm90.k;
-      LoadKeys<S::kPanelsQk, kPanelColumns>(shared.k[stage], map, map, shared.k_full[stage],
-                                            problem, block, missing);
+      LoadKeys<S::kPanelsQk, S::kColumns>(shared.k[stage], map, map, shared.k_full[stage], problem,
+                                          block, missing);
     }
     k_ring.Advance();
   }
 
   __device__ __forceinline__ void LoadV(const Problem& problem, int block) {
-    const int stage = v_ring.stage;
-    Wait(shared.v_empty[stage], v_ring.parity);
-    u32 missing;  // as of K
-    if (ByThreads()) {
-      CopyKeys(CopyRequest::kV, stage, params.core.v, params.core.v_strides, shared.v_full[stage],
-               problem, block, &missing);
+    if constexpr (S::kTransposes) {
+      u32 missing;  // as of K
+      Wait(shared.raw_empty, raw_parity);
+      raw_parity ^= 1;
+      LoadKeys<S::kPanelsV, S::kColumns>(shared.raw, &params.sm90.v, &params.sm90.v,
+                                         shared.raw_full, problem, block, &missing);
     } else {
-      constexpr bool kHasTail = S::kTailColumns != 0;
-      const abi::TensorMap* const map = &params.sm90.v;
-      LoadKeys<S::kPanelsV, kHasTail ? S::kTailColumns : kPanelColumns>(
-          shared.v[stage], map, kHasTail ? &params.sm90.v_tail : map, shared.v_full[stage], problem,
-          block, &missing);
+      const int stage = v_ring.stage;
+      Wait(shared.v_empty[stage], v_ring.parity);
+      u32 missing;  // as of K
+      if (ByThreads()) {
+        CopyKeys(CopyRequest::kV, stage, params.core.v, params.core.v_strides, shared.v_full[stage],
+                 problem, block, &missing);
+      } else {
+        constexpr bool kHasTail = S::kTailColumns != 0;
+        const abi::TensorMap* const map = &params.sm90.v;
+        LoadKeys<S::kPanelsV, kHasTail ? S::kTailColumns : kPanelColumns>(
+            shared.v[stage], map, kHasTail ? &params.sm90.v_tail : map, shared.v_full[stage],
+            problem, block, &missing);
+      }
+      v_ring.Advance();
     }
-    v_ring.Advance();
   }
 
   __device__ __forceinline__ void LoadQ(const Problem& problem, i64 q_begin) {
@@ -566,7 +619,7 @@ struct Loader {
 #pragma unroll
     for (int panel = 0; panel < S::kPanelsQk; ++panel) {
       ptx::cp_async_bulk_tensor_4d_load(
-          ptx::SharedAddress(&shared.q[panel]), &params.sm90.q, barrier, panel * kPanelColumns,
+          ptx::SharedAddress(&shared.q[panel]), &params.sm90.q, barrier, panel * S::kColumns,
           static_cast<int>(problem.q_row + q_begin), static_cast<int>(problem.h),
           static_cast<int>(problem.q_batch));
     }
@@ -579,10 +632,7 @@ struct Loader {
       // K before Q: it may arrive while the consumers still read the Q of the tile before.
       if (block >= walk.begin) LoadK(problem, block);
       LoadQ(problem, q_begin + rank * S::kBlockM);
-      if constexpr (Config::kOverV) {
-        Wait(shared.o_read, o_parity);
-        o_parity ^= 1;
-      }
+      if constexpr (Config::kOverV && !S::kTransposes) WaitForOutput();
       if constexpr (Config::kStages == 1) {
         // In the order in which slots become free: K of the next block but one is read before V of
         // the next.
@@ -608,8 +658,62 @@ struct Loader {
     });
   }
 
+  // Until O over V has been read.
+  __device__ __forceinline__ void WaitForOutput() {
+    Wait(shared.o_read, o_parity);
+    o_parity ^= 1;
+  }
+
+  // A block of V, by warps 1 to 3: pieces of 32 keys and 16 columns, a lane having of columns 2n
+  // and 2n + 1 the keys that come together.
+  __device__ __forceinline__ void TransposeValues() {
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    constexpr int kKeys = 32, kPieceColumns = 16, kChunks = Config::kHeadDimV / kPieceColumns;
+    Wait(shared.raw_full, raw_parity);
+    raw_parity ^= 1;
+    Wait(shared.v_empty[v_ring.stage], v_ring.parity);
+#pragma unroll 1
+    for (int n = warp - 1; n < Config::kBlockN / kKeys * kChunks; n += kTransposingWarps) {
+      const int keys = n / kChunks, chunk = n % kChunks;
+      const int key = keys * kKeys + lane;
+      u32 pairs[4];
+      ptx::ldmatrix_x4_trans(
+          pairs, ptx::SharedAddress(&shared.raw[chunk / 8][key][(chunk % 8 ^ key % 8) * 8]));
+      const int column = chunk * kPieceColumns + lane % 8 * 2 + lane / 8 % 2;
+      const int place = keys * 2 + lane / 16;  // in chunks of 16 keys
+      ptx::stmatrix_x4(
+          ptx::SharedAddress(
+              &shared.v[v_ring.stage][place / 8][column][(place % 8 ^ column % 8) * 8]),
+          __byte_perm(pairs[0], pairs[1], 0x6420), __byte_perm(pairs[0], pairs[1], 0x7531),
+          __byte_perm(pairs[2], pairs[3], 0x6420), __byte_perm(pairs[2], pairs[3], 0x7531));
+    }
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+    if (lane == 0) {
+      ptx::mbarrier_arrive(ptx::SharedAddress(&shared.raw_empty));
+      ptx::mbarrier_arrive(ptx::SharedAddress(&shared.v_full[v_ring.stage]));
+    }
+    v_ring.Advance();
+  }
+
+  __device__ __forceinline__ void TransposeTiles(const Series& series) {
+    ForEachTile<Config>(series, params, [&](const Problem& problem, i64 q_begin, int part, int) {
+      const auto walk = WalkOf<Config>(problem, q_begin, part, params);
+      if constexpr (Config::kOverV) WaitForOutput();
+#pragma unroll 1
+      for (int block = walk.Below(walk.end); block >= walk.begin; block = walk.Below(block)) {
+        TransposeValues();
+      }
+    });
+  }
+
   // The part of the loading warpgroup in a pass over the tiles.
   __device__ __forceinline__ void Load(const Series& series) {
+    if constexpr (S::kTransposes) {
+      if (threadIdx.x == 0) LoadTiles(series);
+      if (threadIdx.x >= 32) TransposeTiles(series);
+      return;
+    }
     if (threadIdx.x < (ByThreads() ? 32 : 1)) {
       LoadTiles(series);
     } else if (ByThreads() && threadIdx.x >= 32) {
@@ -637,6 +741,11 @@ struct Consumer {
   static constexpr bool kNeedsLse = !kIsSame<typename Config::Lse, LseNone> || Config::kSplit;
   static constexpr bool kShares = Config::kSharers > 1;
   static constexpr bool kDrops = !Config::Dropout::kIdentity;
+  static constexpr bool kHasScales = !kIsSame<typename Config::ScaleOfQ, ScaleNone> ||
+                                     !kIsSame<typename Config::ScaleOfKv, ScaleNone>;
+  // Weights are summed up as they are, and as they are multiplied.
+  static constexpr bool kSums = kNeedsLse || S::kTransposes;
+  static constexpr bool kSumsRounded = !Config::kOnes && !S::kTransposes;
 
   SharedStorage<Config>& shared;
   const Params& params;
@@ -645,7 +754,9 @@ struct Consumer {
   const int thread;     // of the warpgroup
   const int rows_of;    // which 64 rows of the tile are this warpgroup's
   const int share;      // which part of the block's keys and of O's columns; 0 if it shares nothing
-  const float to_log2;
+  float to_log2;
+  // What stored values are multiplied by: scores, and those of V.
+  float scale_of_scores = 1, scale_of_values = 1;
   const u64 q_tile, k_tiles, v_tiles;  // descriptors
   Ring<Config> k_ring = {};
   Ring<Config> v_ring = {};
@@ -654,7 +765,7 @@ struct Consumer {
 
   // Of the tile at hand. Layouts as in ptx/wgmma.cuh; [2]: rows r and r + 8.
   float o[S::kSums];
-  u32 p[S::kScores / 2];
+  u32 p[S::kWeightWords];
   u32 kept[2];         // with kDrops: bits 2j and 2j + 1 of the weights at columns 8j
   float reference[2];  // log2
   // Sums of weights, of this thread's columns only, until the end.
@@ -679,13 +790,24 @@ struct Consumer {
                                         Config::kBlockN * kRowBytes)) {}
 
   __device__ __forceinline__ static float Scale(const Params& params) {
-    constexpr int kSteps = RoundUp(Config::kHeadDimQk, 16) / 16;
+    constexpr int kSteps = S::kTransposes ? 0 : RoundUp(Config::kHeadDimQk, 16) / 16;
     return params.core.scale * (1 + static_cast<float>(kSteps) * kCutOff);
   }
   __device__ __forceinline__ static float ScoreUnit(const Params& params) {
     if constexpr (kPlainScores) return Scale(params);
     if constexpr (kPointwise) return Config::Score::Unit(params);
     return 1;
+  }
+
+  // Scales of stored values are those of a head.
+  __device__ __forceinline__ void ReadScales(const Problem& problem) {
+    if constexpr (kHasScales) {
+      const KvRow any = {problem.kv_batch, 0};
+      scale_of_scores = Config::ScaleOfQ::OfQuery(problem, params) *
+                        Config::ScaleOfKv::OfKey(problem, any, params);
+      scale_of_values = Config::ScaleOfKv::OfValue(problem, any, params);
+      if constexpr (kPlainScores) to_log2 = Scale(params) * scale_of_scores * kLog2OfE;
+    }
   }
 
   __device__ __forceinline__ int lane() const { return thread % 32; }
@@ -722,7 +844,7 @@ struct Consumer {
     if constexpr (!kDrops) SumWeights();
   }
   __device__ __forceinline__ void SumWeights() {
-    if constexpr (!Config::kOnes) {
+    if constexpr (kSumsRounded) {
 #pragma unroll
       for (int n = 0; n < S::kScores / 2; ++n) {
         const Element low = {static_cast<u16>(p[n])}, high = {static_cast<u16>(p[n] >> 16)};
@@ -823,8 +945,9 @@ struct Consumer {
   __device__ __forceinline__ void ShareSums(float (&multiplied)[2], float (&total)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if constexpr (!Config::kOnes) multiplied[r] = SumOfRow(rounded[r]);
-      if constexpr (kNeedsLse) total[r] = SumOfRow(sum[r]);
+      if constexpr (kSumsRounded) multiplied[r] = SumOfRow(rounded[r]);
+      if constexpr (kSums) total[r] = SumOfRow(sum[r]);
+      if constexpr (S::kTransposes) multiplied[r] = total[r];
     }
     if constexpr (kShares) {
       if (lane() % 4 == 0) {
@@ -854,10 +977,10 @@ struct Consumer {
                                                 i64 q_begin, int block) const {
     if constexpr (!kMasked && kPlainScores) return;
     if constexpr (kPointwise) {
-      Config::Score::ApplyToAll(s, Scale(params), params);
+      Config::Score::ApplyToAll(s, Scale(params) * scale_of_scores, params);
     } else if constexpr (!kPlainScores) {
 #pragma unroll
-      for (int n = 0; n < S::kScores; ++n) s[n] *= Scale(params);
+      for (int n = 0; n < S::kScores; ++n) s[n] *= Scale(params) * scale_of_scores;
     }
     if constexpr (!kMasked && kPointwise) return;
     const i64 kv_begin = i64{block} * Config::kBlockN + share * S::kOwnKeys;
@@ -903,8 +1026,8 @@ struct Consumer {
   // by `factor`, the same in all lanes. kFirst: there is nothing before.
   template <bool kFirst, bool kOptimistic>
   __device__ __forceinline__ bool ExactSoftmax(float (&s)[S::kScores], float (&factor)[2]) {
-    constexpr float kAbove = kOptimistic ? kMargin : 0;
-    constexpr float kSlack = kOptimistic ? 0 : kLazyLog2;
+    constexpr float kAbove = S::kTransposes ? -kLargestWeightLog2 : kOptimistic ? kMargin : 0;
+    constexpr float kSlack = S::kTransposes ? kLargestWeightLog2 : kOptimistic ? 0 : kLazyLog2;
     float highest[2];
     bool moves = kFirst;
 #pragma unroll
@@ -954,7 +1077,7 @@ struct Consumer {
       for (int c = 0; c < 2; ++c) {
         float& weight = s[4 * n + 2 * r + c];
         weight = ptx::ex2_approx_ftz(fmaf(weight, to_log2, -subtract));
-        if constexpr (kNeedsLse) sum[r] += weight;
+        if constexpr (kSums) sum[r] += weight;
       }
     }
   }
@@ -967,9 +1090,17 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void PackWeights(const float (&s)[S::kScores]) {
+    if constexpr (S::kTransposes) {
 #pragma unroll
-    for (int n = 0; n < S::kScores / 2; ++n) {
-      p[n] = ptx::cvt_rn_x2_f32(s[2 * n + 1], s[2 * n], Element{});
+      for (int n = 0; n < S::kWeightWords; ++n) {
+        const int at = n / 2 * 8 + n % 2 * 2;
+        p[n] = ptx::cvt_rn_satfinite_x4_f32(s[at + 5], s[at + 4], s[at + 1], s[at], Element{});
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < S::kScores / 2; ++n) {
+        p[n] = ptx::cvt_rn_x2_f32(s[2 * n + 1], s[2 * n], Element{});
+      }
     }
   }
 
@@ -1262,12 +1393,12 @@ struct Consumer {
     if constexpr (Config::kOwnO) {
       return shared.o.rows;
     } else if constexpr (Config::kOverV) {
-      static_assert(S::kPanelsV * S::kBlockM <= Config::kStages * S::kPanelsV * Config::kBlockN &&
+      static_assert(sizeof(OutputTile<Config, true>) <= Config::kStages * sizeof(shared.v[0]) &&
                         !Config::kOnes,
                     "O is larger than the stages of V");
       return reinterpret_cast<u16(*)[S::kBlockM][kPanelColumns]>(&shared.v);
     } else {
-      static_assert(S::kPanelsV <= S::kPanelsQk, "O is wider than Q");
+      static_assert(S::kPanelsO <= S::kPanelsQk, "O is wider than Q");
       return shared.q;
     }
   }
@@ -1302,7 +1433,8 @@ struct Consumer {
       const float multiplied = no_keys ? 0.f : sums[r];
       const SoftmaxEnd end = FinishSoftmax(highest, multiplied, sink);
       ends.empty[r] = end.empty;
-      ends.o_scale[r] = end.empty ? 0.f : end.o_scale * Config::Dropout::Scale(params);
+      ends.o_scale[r] =
+          end.empty ? 0.f : end.o_scale * Config::Dropout::Scale(params) * scale_of_values;
       float probe = multiplied * 0.f;  // stays 0: 0 * finite
       if constexpr (kNeedsLse) {
         const float total = no_keys ? 0.f : totals[r];
@@ -1364,16 +1496,17 @@ struct Consumer {
     const float(&o_scale)[2] = ends.o_scale;
     const int row = rows_of * kWarpgroupRows + thread / 32 * 16 + lane() % 16;
     constexpr int kChunks = S::kOwnColumns / 8;
-    auto* panels = OutputPanels() + share * S::kOwnPanelsV;
+    auto* panels = OutputPanels() + share * S::kOwnPanelsO;
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; chunk += 2) {
       u32 pair[4];
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         const int at = 4 * chunk + 2 * n;
-        pair[n] = at + 1 < S::kOutputs ? ptx::cvt_rn_x2_f32(o[at + 1] * o_scale[n % 2],
-                                                            o[at] * o_scale[n % 2], Element{})
-                                       : 0;
+        pair[n] = at + 1 < S::kOutputs
+                      ? ptx::cvt_rn_x2_f32(o[at + 1] * o_scale[n % 2], o[at] * o_scale[n % 2],
+                                           typename Config::OutElement{})
+                      : 0;
       }
       const int my_chunk = chunk + lane() / 16;
       u16* address = &panels[chunk / 8][row][(my_chunk % 8 ^ row % 8) * 8];
@@ -1398,8 +1531,8 @@ struct Consumer {
     if ((params.sm90.by_threads & abi::kOByThreads) == 0 && (kClips || rows == kWarpgroupRows)) {
       if (thread == 0) {
 #pragma unroll
-        for (int n = 0; n < S::kOwnPanelsV; ++n) {
-          const int panel = share * S::kOwnPanelsV + n;
+        for (int n = 0; n < S::kOwnPanelsO; ++n) {
+          const int panel = share * S::kOwnPanelsO + n;
           ptx::cp_async_bulk_tensor_4d_store(
               &params.sm90.o, ptx::SharedAddress(&panels[panel][rows_of * kWarpgroupRows]),
               panel * kPanelColumns, static_cast<int>(problem.q_row + first),
@@ -1450,6 +1583,7 @@ struct Consumer {
           const i64 q_begin = tile_begin + rank * S::kBlockM;
           const auto walk = WalkOf<Config>(problem, tile_begin, part, params);
           const bool no_keys = walk.Below(walk.end) < walk.begin;
+          ReadScales(problem);
 #pragma unroll
           for (int n = 0; n < S::kSums; ++n) o[n] = 0;
           Wait(shared.q_full, q_parity);
@@ -1516,9 +1650,12 @@ __device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared) 
                        Config::kOwnO || Config::kOverV ? kConsumerWarps : Config::kConsumers);
     ptx::mbarrier_init(ptx::SharedAddress(&shared.o_read), Config::kConsumers * Config::kCluster);
     ptx::mbarrier_init(ptx::SharedAddress(&shared.tiles_done), kConsumerWarps);
+    ptx::mbarrier_init(ptx::SharedAddress(&shared.raw_full), 1);
+    ptx::mbarrier_init(ptx::SharedAddress(&shared.raw_empty), kTransposingWarps);
     for (int stage = 0; stage < Config::kStages; ++stage) {
       ptx::mbarrier_init(ptx::SharedAddress(&shared.k_full[stage]), 1);
-      ptx::mbarrier_init(ptx::SharedAddress(&shared.v_full[stage]), 1);
+      ptx::mbarrier_init(ptx::SharedAddress(&shared.v_full[stage]),
+                         Shape<Config>::kTransposes ? kTransposingWarps : 1);
       ptx::mbarrier_init(ptx::SharedAddress(&shared.k_empty[stage]),
                          kConsumerWarps * Config::kCluster);
       ptx::mbarrier_init(ptx::SharedAddress(&shared.v_empty[stage]),
@@ -1550,6 +1687,12 @@ __device__ __forceinline__ void Run(const Params& params) {
                     (PieceRows<Config>() % 8 == 0 && Config::kBlockN % PieceRows<Config>() == 0 &&
                      Config::kBlockN / PieceRows<Config>() <= 32 && Config::kCluster == 1),
                 "pages are whole atoms of the swizzle, and blocks whole pages or parts of one");
+  static_assert(
+      !Shape<Config>::kTransposes ||
+          (!Config::kOptimistic && !Config::kOnes && Config::kCluster == 1 &&
+           Config::kSharers == 1 && Config::Dropout::kIdentity && Config::kBlockN % 32 == 0 &&
+           Config::kHeadDimV % 16 == 0 && Config::kHeadDimQk % 16 == 0),
+      "what e4m3 has been written for");
   static_assert(Config::Dropout::kIdentity || !Config::kOnes,
                 "rows are divided by the sums of all weights");
   static_assert(

@@ -64,6 +64,21 @@ __device__ __forceinline__ u32 cvt_rn_x2_f32(float high, float low, Fp16) {
   return pair;
 }
 
+// Four e4m3 from fp32, `value0` in the lowest byte; what is too large becomes 448. sm_89 and later.
+__device__ __forceinline__ u32 cvt_rn_satfinite_x4_f32(float value3, float value2, float value1,
+                                                       float value0, Fp8E4m3) {
+  u32 word;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n"
+      "}"
+      : "=r"(word)
+      : "f"(value0), "f"(value1), "f"(value2), "f"(value3));
+  return word;
+}
+
 }  // namespace ptx
 }  // namespace tilewright
 

@@ -10,15 +10,16 @@
 
 namespace tilewright::device {
 
-// A tensor of 16-bit elements with contiguous rows: dimensions column, row, head, batch.
+// A tensor with contiguous rows: dimensions column, row, head, batch.
 struct TensorMapRequest {
+  enum class Element { kFp16, kBf16, kByte };
   const void* base = nullptr;
-  bool is_bf16 = true;
+  Element element = Element::kBf16;
   std::array<int64_t, 4> extents = {};  // elements
   std::array<int64_t, 3> strides = {};  // of row, head and batch, in elements
   int box_rows = 0;                     // of a copy, under the 128-byte swizzle
-  // At most 64, a multiple of 8. Fewer leave the rest of the 128 bytes of a row in shared memory as
-  // they are (seen on an H200).
+  // Multiples of 16 bytes, at most 128 of them. Fewer leave the rest of the 128 bytes of a row in
+  // shared memory as they are (seen on an H200).
   int box_columns = 64;
 };
 

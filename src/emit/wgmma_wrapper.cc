@@ -12,9 +12,10 @@
 namespace tilewright::emit {
 namespace {
 
-// Steps of K of a 16-bit product, and what they advance a descriptor by (in units of 16 bytes).
-constexpr int kStepK = 16;
-constexpr int kPanelColumns = 64;
+// A step of K takes 32 bytes of a row that runs along K; descriptors count 16 bytes.
+constexpr int kStepBytes = 32;
+constexpr int kStepK = 16;         // of 16-bit elements
+constexpr int kPanelColumns = 64;  // likewise
 constexpr int kPanelRowBytes = 128;
 constexpr int kUnit = 16;
 
@@ -38,8 +39,24 @@ std::string Bindings(const char* constraint, const char* array, int count) {
   return text;
 }
 
-std::string Mnemonic(int n, const char* type) {
-  return absl::StrCat("wgmma.mma_async.sync.aligned.m64n", n, "k16.f32.", type, ".", type);
+// The type of both factors.
+struct Factor {
+  const char* name;
+  int bytes;
+};
+
+Factor FactorOf(ElementType type) {
+  if (type == ElementType::kFp8E4m3) return {"e4m3", 1};
+  return {type == ElementType::kFp16 ? "f16" : "bf16", 2};
+}
+
+std::string Shape(int n, const Factor& type) {
+  return absl::StrCat("m64n", n, "k", kStepBytes / type.bytes);
+}
+
+std::string Mnemonic(int n, const Factor& type) {
+  return absl::StrCat("wgmma.mma_async.sync.aligned.", Shape(n, type), ".f32.", type.name, ".",
+                      type.name);
 }
 
 std::string Line(const std::string& assembly) {
@@ -48,9 +65,8 @@ std::string Line(const std::string& assembly) {
 
 // A step along the columns of a tile of rows of panels.
 int64_t OffsetAlongColumns(int step, int64_t panel_rows) {
-  const int column = step * kStepK;
-  return (column / kPanelColumns * panel_rows * kPanelRowBytes + column % kPanelColumns * 2) /
-         kUnit;
+  const int byte = step * kStepBytes;
+  return (byte / kPanelRowBytes * panel_rows * kPanelRowBytes + byte % kPanelRowBytes) / kUnit;
 }
 
 // A step along the rows of such a tile.
@@ -104,7 +120,7 @@ int64_t OffsetOfColumns(const Operand& b, int first) {
 }
 
 // One function: all steps of a product in one block of assembly.
-std::string ProductFunction(const Product& product, const char* type) {
+std::string ProductFunction(const Product& product, const Factor& type) {
   const int registers = product.n / 2, steps = product.steps;
   const bool from_registers = product.a.place == Operand::kRegisters;
   const int a_words = from_registers ? 4 * steps : 0;
@@ -125,11 +141,11 @@ std::string ProductFunction(const Product& product, const char* type) {
           &body,
           Line(absl::StrCat(piece.first == 0 ? a_text : "", "add.s64 b, %", b_operand, ", ",
                             product.b.Offset(step) + OffsetOfColumns(product.b, piece.first), ";")),
-          Line(absl::StrCat(Mnemonic(piece.count, type), " {",
-                            Operands(piece.first / 2, piece.count / 2), "}, ", a_operand, ", b, ",
-                            step == 0 && !product.accumulates ? "first" : "more", ", 1, 1, ",
-                            from_registers ? "" : absl::StrCat(product.a.transposed(), ", "),
-                            product.b.transposed(), ";")));
+          Line(absl::StrCat(
+              Mnemonic(piece.count, type), " {", Operands(piece.first / 2, piece.count / 2), "}, ",
+              a_operand, ", b, ", step == 0 && !product.accumulates ? "first" : "more", ", 1, 1",
+              type.bytes == 1 || from_registers ? "" : absl::StrCat(", ", product.a.transposed()),
+              type.bytes == 1 ? "" : absl::StrCat(", ", product.b.transposed()), ";")));
     }
   }
   const std::string a_parameter =
@@ -137,7 +153,7 @@ std::string ProductFunction(const Product& product, const char* type) {
                      : absl::StrCat("u64 ", product.a.name);
   const std::string a_binding = from_registers ? Bindings("r", product.a.name, a_words)
                                                : absl::StrCat("\"l\"(", product.a.name, ")");
-  return absl::StrCat("  // ", product.comment, ": ", steps, " steps of m64n", product.n, "k16",
+  return absl::StrCat("  // ", product.comment, ": ", steps, " steps of ", Shape(product.n, type),
                       product.accumulates ? "" : "; what d held is ignored", ".\n",
                       "  static __device__ __forceinline__ void ", product.name, "(float (&d)[",
                       registers, "], ", a_parameter, ", u64 ", product.b.name,
@@ -146,10 +162,13 @@ std::string ProductFunction(const Product& product, const char* type) {
                       product.b.name, ")\n        : \"memory\");\n  }\n");
 }
 
-int StepsOf(int64_t dim) { return static_cast<int>((dim + kStepK - 1) / kStepK); }
+int StepsOf(int64_t dim, const Factor& type = {"bf16", 2}) {
+  return static_cast<int>(plan::CeilDiv(dim * type.bytes, kStepBytes));
+}
 
 std::vector<Product> ForwardProducts(const AttentionSpec& spec, const plan::KernelPlan& plan) {
   const int sharers = plan.column_warps;
+  const Factor type = FactorOf(spec.type);
   // Eight columns of ones behind V. Warpgroups that share rows have whole panels each.
   const int v_columns =
       sharers == 1 ? static_cast<int>(spec.dim_v) + (plan.ones ? 8 : 0)
@@ -158,17 +177,19 @@ std::vector<Product> ForwardProducts(const AttentionSpec& spec, const plan::Kern
   return {{.name = "Scores",
            .comment = "d = q k^T",
            .n = plan.block_n / sharers,
-           .steps = StepsOf(spec.dim_qk),
+           .steps = StepsOf(spec.dim_qk, type),
            .a = {"q", Operand::kAlongColumns, plan.block_m},
            .b = {"k", Operand::kAlongColumns, plan.block_n},
            .accumulates = false},
           {.name = "Values",
            .comment = "d += p v",
            .n = v_columns,
-           .steps = StepsOf(plan.block_n),
+           .steps = StepsOf(plan.block_n, type),
            .a = sharers == 1 ? Operand{"p", Operand::kRegisters}
                              : Operand{"p", Operand::kAlongColumns, plan.block_m},
-           .b = {"v", Operand::kAlongRows, plan.block_n},
+           // Of 8 bits V has been transposed.
+           .b = type.bytes == 1 ? Operand{"v", Operand::kAlongColumns, spec.dim_v}
+                                : Operand{"v", Operand::kAlongRows, plan.block_n},
            .accumulates = true}};
 }
 
@@ -216,7 +237,7 @@ std::vector<Product> BackwardProducts(const AttentionSpec& spec, const plan::Ker
 }  // namespace
 
 artifact::SourceFile WgmmaHeader(const AttentionSpec& spec, const plan::KernelPlan& plan) {
-  const char* type = spec.type == ElementType::kFp16 ? "f16" : "bf16";
+  const Factor type = FactorOf(spec.type);
   std::string functions;
   for (const Product& product : spec.operation == Operation::kForward
                                     ? ForwardProducts(spec, plan)

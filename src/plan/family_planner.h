@@ -88,7 +88,8 @@ int64_t CombineSmemBytes(int warps, int warps_per_row, int64_t dim_v);
 void OfferParts(const PlanRequest& request, int64_t resident, KernelPlan& plan);
 // Likewise of attn_fwd_sm90, for the tiles, stages and flags of `plan`: panels of 64 columns of Q,
 // K, V and, with own_o, O, the barriers, rounded up to the 1024 bytes of a swizzle pattern.
-int64_t FwdSm90SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v);
+int64_t FwdSm90SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v,
+                         int64_t element_bytes = 2);
 
 FamilyAnswer PlanFwdSm90(const PlanRequest& request);
 

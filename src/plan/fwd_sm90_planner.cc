@@ -31,6 +31,35 @@ constexpr int kOnesColumns = 8;  // behind V
 constexpr int kSharedAlignment = 1024;
 constexpr int64_t kFewKeys = 256;
 
+bool IsE4m3(const AttentionSpec& spec) { return spec.type == ElementType::kFp8E4m3; }
+
+// What this family wants of e4m3, and the nearest spec that has it. Empty: nothing is missing.
+std::string RefuseE4m3(const AttentionSpec& spec, AttentionSpec* nearest) {
+  if (!IsHalf(spec::OutType(spec))) {
+    nearest->out_type = ElementType::kBf16;
+    return "e4m3: O must be fp16 or bf16";
+  }
+  if (spec.kv_scale == ScaleKind::kPerToken) {
+    nearest->kv_scale = ScaleKind::kPerHead;
+    return "kv_scale = token: scores have one scale a head";
+  }
+  if (spec.dropout != 0) {
+    nearest->dropout = 0;
+    return "dropout with e4m3";
+  }
+  if (spec.dim_qk % 16 != 0 || spec.dim_v % 16 != 0 || std::max(spec.dim_qk, spec.dim_v) > 256) {
+    nearest->dim_qk = std::min<int64_t>(RoundUp(spec.dim_qk, 16), 256);
+    nearest->dim_v = std::min<int64_t>(RoundUp(spec.dim_v, 16), 256);
+    return absl::StrCat("dim_qk, dim_v = ", spec.dim_qk, ", ", spec.dim_v,
+                        ": must be multiples of 16 up to 256 with e4m3");
+  }
+  if (spec.strides.has_value()) {
+    nearest->strides.reset();
+    return "strides with e4m3";
+  }
+  return "";
+}
+
 FamilyAnswer Refuse(const PlanRequest& request) {
   const AttentionSpec& spec = request.spec;
   FamilyAnswer answer;
@@ -42,9 +71,14 @@ FamilyAnswer Refuse(const PlanRequest& request) {
   if (spec.operation != Operation::kForward) {
     answer.refusal = "operation = bwd: only the forward is served";
     nearest.operation = Operation::kForward;
-  } else if (!IsHalf(spec.type) || spec::KvType(spec) != spec.type ||
-             spec::OutType(spec) != spec.type) {
-    answer.refusal = "the types of Q, K, V and O must be fp16 or bf16, all the same";
+  } else if (IsE4m3(spec) && spec::KvType(spec) == spec.type &&
+             !(answer.refusal = RefuseE4m3(spec, &nearest)).empty()) {
+    answer.nearest = std::move(nearest);
+    return answer;
+  } else if (spec::KvType(spec) != spec.type ||
+             (!IsE4m3(spec) && (!IsHalf(spec.type) || spec::OutType(spec) != spec.type))) {
+    answer.refusal =
+        "the types of Q, K, V and O must be fp16 or bf16, all the same, or Q, K and V e4m3";
     nearest.type = IsHalf(spec.type) ? spec.type : ElementType::kBf16;
     nearest.kv_type.reset();
     nearest.out_type.reset();
@@ -113,7 +147,7 @@ int64_t MaxTileRegisters(const AttentionSpec& spec, int consumers, int block_n, 
       return 132 - policies - (spec.lse && masked ? 8 : 0);
     }
     default:
-      return (wide ? 188 : 208) - policies;
+      return (wide || IsE4m3(spec) ? 188 : 208) - policies;
   }
 }
 
@@ -150,6 +184,7 @@ constexpr Tile kWindow[] = {{2, 96}, {2, 64}, {2, 128}, {2, 32}};
 constexpr Tile k192[] = {{2, 80}, {2, 96}, {2, 112}, {2, 128}, {2, 64}, {2, 32}};
 constexpr Tile kWideV192[] = {{2, 80}, {2, 96}, {2, 112}, {2, 64}, {2, 32}};
 constexpr Tile k256[] = {{2, 64}, {2, 80}, {2, 48}, {2, 32}, {2, 16}};
+constexpr Tile kE4m3[] = {{2, 128}, {2, 96}, {2, 64}, {2, 32}};
 constexpr Tile kShared = {.consumers = 2, .block_n = 64, .shares = true};
 constexpr Tile k320[] = {{2, 64}, {2, 48}, {2, 32}, kShared};
 constexpr Tile kWide[] = {kShared, {.consumers = 2, .block_n = 32, .shares = true}};
@@ -159,6 +194,7 @@ absl::Span<const Tile> TilesFor(const PlanRequest& request) {
   const int64_t dim = std::max(spec.dim_qk, spec.dim_v);
   const bool even = HasEqualTiles(spec);
   const bool is_short = spec.seqlen_q <= 1024;
+  if (IsE4m3(spec)) return kE4m3;
   if (spec.dim_v > kMaxOwnDimV || spec.dim_qk > kMaxOwnDimV) return kWide;
   if (dim > 256) return k320;
   if (!ScoresAreFinite(spec) || spec.dropout != 0) return kElementRules;
@@ -213,7 +249,10 @@ int64_t PanelsV(const KernelPlan& plan, int64_t dim_v) {
 std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
                                    const Variant& variant) {
   const AttentionSpec& spec = request.spec;
-  if (!FitsPages(spec, tile, variant)) return std::nullopt;
+  if (!FitsPages(spec, tile, variant) || (IsE4m3(spec) && variant.cluster != 1)) {
+    return std::nullopt;
+  }
+  const int64_t element_bytes = spec::ElementBytes(spec.type);
   KernelPlan plan;
   plan.family = Family::kFwdSm90;
   plan.target = std::string(request.traits.target);
@@ -233,17 +272,18 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
   if (variant.cluster == 1) OfferParts(request, /*resident=*/tile.blocks, plan);
   const auto fits_registers = [&] {
     if (tile.shares) return true;  // half of each
-    return tile.block_n * 3 / 4 + (spec.dim_v + (plan.ones ? 8 : 0)) / 2 <=
+    const int64_t scores = tile.block_n / 2, weights = scores * element_bytes / 4;
+    return scores + weights + (spec.dim_v + (plan.ones ? 8 : 0)) / 2 <=
            MaxTileRegisters(spec, tile.consumers, tile.block_n, tile.blocks);
   };
   const auto fits_smem = [&] {
-    plan.smem_bytes = FwdSm90SmemBytes(plan, spec.dim_qk, spec.dim_v);
+    plan.smem_bytes = FwdSm90SmemBytes(plan, spec.dim_qk, spec.dim_v, element_bytes);
     return plan.smem_bytes <= request.traits.smem_per_block_optin &&
            (plan.smem_bytes + request.traits.smem_reserved_per_block) * tile.blocks <=
                request.traits.smem_per_sm;
   };
   // Where the last panel of V is full they need one more; from 192 on O then has no place but Q's.
-  plan.ones = spec.dropout == 0 &&
+  plan.ones = spec.dropout == 0 && !IsE4m3(spec) &&
               (spec.dim_v <= 128 || (spec.dim_v < 192 && spec.dim_v % kPanelColumns != 0));
   if (!fits_registers()) plan.ones = false;
   if (!fits_registers()) return std::nullopt;
@@ -252,7 +292,12 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
   plan.own_o = false;
   if (tile.shares && !fits_smem()) plan.stages = 1;
   plan.over_v = !plan.ones && plan.stages * plan.block_n >= plan.block_m;
-  if (!plan.over_v && PanelsV(plan, spec.dim_v) > CeilDiv(spec.dim_qk, kPanelColumns)) {
+  if (IsE4m3(spec)) {
+    // V's stages are blocks of keys of a byte each; Q is too small.
+    plan.over_v = plan.stages * CeilDiv(plan.block_n, kPanelRowBytes) * spec.dim_v >=
+                  plan.block_m * CeilDiv(spec.dim_v, kPanelColumns);
+    if (!plan.over_v) return std::nullopt;
+  } else if (!plan.over_v && PanelsV(plan, spec.dim_v) > CeilDiv(spec.dim_qk, kPanelColumns)) {
     return std::nullopt;
   }
   if (!fits_smem()) return std::nullopt;
@@ -285,19 +330,25 @@ std::vector<Variant> VariantsFor(const AttentionSpec& spec) {
 
 }  // namespace
 
-int64_t FwdSm90SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v) {
-  const int64_t panels_qk = CeilDiv(dim_qk, kPanelColumns), panels_v = PanelsV(plan, dim_v);
-  const bool shares = plan.column_warps > 1;
-  const int64_t stored_panels_v =
-      plan.ones ? CeilDiv(dim_v + kOnesColumns, kPanelColumns) : panels_v;
+int64_t FwdSm90SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v,
+                         int64_t element_bytes) {
+  const bool transposes = element_bytes == 1, shares = plan.column_warps > 1;
+  const int64_t columns = kPanelRowBytes / element_bytes;
+  const int64_t panels_qk = CeilDiv(dim_qk, columns);
+  const int64_t panels_o = transposes ? CeilDiv(dim_v, kPanelColumns) : PanelsV(plan, dim_v);
+  // Of a stage: keys by columns, or transposed columns by keys, and then V as it was loaded once.
+  const int64_t rows_v = transposes  ? dim_v * CeilDiv(plan.block_n, columns)
+                         : plan.ones ? plan.block_n * CeilDiv(dim_v + kOnesColumns, columns)
+                                     : plan.block_n * panels_o;
+  const int64_t raw = transposes ? plan.block_n * CeilDiv(dim_v, columns) : 0;
   const int64_t weights = shares ? 2 * CeilDiv(plan.block_n, kPanelColumns) : 0;
-  const int64_t rows = plan.block_m * (panels_qk + (plan.own_o ? panels_v : 0) + weights) +
-                       int64_t{plan.stages} * plan.block_n * (panels_qk + stored_panels_v);
-  // q_full, q_empty, o_read, tiles_done, a full and an empty barrier for K and for V of each stage;
-  // missing pieces of each stage and the range of tiles to repeat; a request to copy; what is known
-  // of rows that are shared; without its own O a member that takes a place.
+  const int64_t rows = plan.block_m * (panels_qk + (plan.own_o ? panels_o : 0) + weights) +
+                       int64_t{plan.stages} * (plan.block_n * panels_qk + rows_v) + raw;
+  // q_full, q_empty, o_read, tiles_done, raw_full, raw_empty, a full and an empty barrier for K and
+  // for V of each stage; missing pieces of each stage and the range of tiles to repeat; a request
+  // to copy; what is known of rows that are shared; without its own O a member that takes a place.
   const int64_t barriers =
-      8 * (4 + 4 * int64_t{plan.stages}) +
+      8 * (6 + 4 * int64_t{plan.stages}) +
       RoundUp(RoundUp(4 * int64_t{plan.stages} + 8, 8) + 40 + (shares ? 24 * kWarpgroupRows : 12),
               8) +
       (plan.own_o ? 0 : 8);

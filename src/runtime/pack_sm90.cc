@@ -14,6 +14,7 @@ namespace tilewright {
 namespace {
 
 constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+constexpr int64_t kBoxBytes = 128;
 
 // K and V of a section of heads stay in L2 while its tiles run: 32 MB of the 50 to 60 MB of Hopper
 // boards, as FlashAttention-3 has it.
@@ -26,25 +27,33 @@ int64_t SectionHeads(const plan::KernelPlan& plan, const AttentionSpec& spec,
                      const AttentionArgs& args, int64_t heads) {
   if (spec::EffectiveWindowRight(spec) < 0) return 1;
   const int64_t group = spec::GroupSize(spec);
-  const int64_t bytes_per_kv_head =
-      std::max<int64_t>(args.seqlen_kv, 1) * (spec.dim_qk + spec.dim_v) * 2;
+  const int64_t bytes_per_kv_head = std::max<int64_t>(args.seqlen_kv, 1) *
+                                    (spec.dim_qk + spec.dim_v) * spec::ElementBytes(spec.type);
   const int64_t kv_heads = std::max<int64_t>(kSectionBytes / bytes_per_kv_head, 1);
   if (plan.max_grid != 0 && kv_heads * group < heads) return 0;
   return std::clamp<int64_t>(kv_heads * group, 1, std::max<int64_t>(heads, 1));
 }
 
+device::TensorMapRequest::Element ElementOf(ElementType type) {
+  using Element = device::TensorMapRequest::Element;
+  if (type == ElementType::kBf16) return Element::kBf16;
+  return type == ElementType::kFp16 ? Element::kFp16 : Element::kByte;
+}
+
+// Boxes of 128 bytes unless `box_columns` says less.
 template <typename TensorType>
-bool Encode(const device::DriverApi& api, const AttentionSpec& spec, const TensorType& tensor,
-            int64_t dim, int64_t rows, int64_t heads, int64_t batch, int box_rows,
-            abi::TensorMap* map, int box_columns = 64) {
+bool Encode(const device::DriverApi& api, ElementType type, const TensorType& tensor, int64_t dim,
+            int64_t rows, int64_t heads, int64_t batch, int box_rows, abi::TensorMap* map,
+            int box_columns = 0) {
   return device::EncodeTensorMap(
       api,
       {.base = tensor.data,
-       .is_bf16 = spec.type == ElementType::kBf16,
+       .element = ElementOf(type),
        .extents = {dim, rows, heads, batch},
        .strides = {tensor.strides.seq, tensor.strides.head, tensor.strides.batch},
        .box_rows = box_rows,
-       .box_columns = box_columns},
+       .box_columns =
+           box_columns != 0 ? box_columns : static_cast<int>(kBoxBytes / spec::ElementBytes(type))},
       map);
 }
 
@@ -73,11 +82,12 @@ absl::Status PackBwd(const device::DriverApi& api, const plan::KernelPlan& plan,
   }
   abi::BwdSm90Args out = {};
   const auto of_rows = [&](const auto& tensor, int64_t dim, abi::TensorMap* map) {
-    return Encode(api, spec, tensor, dim, args.seqlen_q, spec.heads_q, args.batch, plan.block_m,
-                  map);
+    return Encode(api, spec.type, tensor, dim, args.seqlen_q, spec.heads_q, args.batch,
+                  plan.block_m, map);
   };
   const auto of_keys = [&](const auto& tensor, int64_t dim, int box_rows, abi::TensorMap* map) {
-    return Encode(api, spec, tensor, dim, args.seqlen_kv, spec.heads_kv, args.batch, box_rows, map);
+    return Encode(api, spec.type, tensor, dim, args.seqlen_kv, spec.heads_kv, args.batch, box_rows,
+                  map);
   };
   const bool q = of_rows(args.q, spec.dim_qk, &out.q) && of_rows(args.d_o, spec.dim_v, &out.d_o);
   const bool kv = of_keys(args.k, spec.dim_qk, plan.block_n, &out.k) &&
@@ -122,18 +132,22 @@ absl::Status PackFwd(const device::DriverApi& api, const plan::KernelPlan& plan,
         ": rows and tiles of attn_fwd_sm90 are counted with 31 bits"));
   }
   abi::FwdSm90Args out = {};
-  const bool q =
-      Encode(api, spec, args.q, spec.dim_qk, q_rows, spec.heads_q, q_batch, plan.block_m, &out.q);
-  const bool k =
-      Encode(api, spec, args.k, spec.dim_qk, kv_rows, spec.heads_kv, kv_batch, box_rows, &out.k);
-  const bool v =
-      Encode(api, spec, args.v, spec.dim_v, kv_rows, spec.heads_kv, kv_batch, box_rows, &out.v);
+  const bool q = Encode(api, spec.type, args.q, spec.dim_qk, q_rows, spec.heads_q, q_batch,
+                        plan.block_m, &out.q);
+  const bool k = Encode(api, spec.type, args.k, spec.dim_qk, kv_rows, spec.heads_kv, kv_batch,
+                        box_rows, &out.k);
+  const bool v = Encode(api, spec.type, args.v, spec.dim_v, kv_rows, spec.heads_kv, kv_batch,
+                        box_rows, &out.v);
   const auto tail_columns = static_cast<int>(spec.dim_v % 64);
   const bool v_tail = !plan.ones || tail_columns == 0 ||
-                      Encode(api, spec, args.v, spec.dim_v, kv_rows, spec.heads_kv, kv_batch,
+                      Encode(api, spec.type, args.v, spec.dim_v, kv_rows, spec.heads_kv, kv_batch,
                              box_rows, &out.v_tail, tail_columns);
-  const bool o =
-      Encode(api, spec, args.o, spec.dim_v, q_rows, spec.heads_q, q_batch, /*box_rows=*/64, &out.o);
+  const bool o = Encode(api, spec::OutType(spec), args.o, spec.dim_v, q_rows, spec.heads_q, q_batch,
+                        /*box_rows=*/64, &out.o);
+  if (spec::ElementBytes(spec.type) == 1 && !(q && k && v)) {
+    return absl::InvalidArgumentError(
+        "q, k, v: attn_fwd_sm90 wants bases and strides of 8-bit tensors on multiples of 16 bytes");
+  }
   out.row_tiles = static_cast<uint32_t>(row_tiles);
   out.tiles = static_cast<uint32_t>(tiles);
   out.heads = static_cast<uint32_t>(heads);

@@ -14,7 +14,7 @@ class TensorMapTest : public ::testing::Test {
   // A [2, 100, 4, 64] tensor in the order batch, sequence, head, dim.
   TensorMapRequest Request() {
     return {.base = reinterpret_cast<void*>(uintptr_t{0x1000}),
-            .is_bf16 = true,
+            .element = TensorMapRequest::Element::kBf16,
             .extents = {64, 100, 4, 2},
             .strides = {256, 64, 25600},
             .box_rows = 128};

@@ -106,6 +106,15 @@ inline float __int_as_float(int bits) { return __builtin_bit_cast(float, bits); 
 inline float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
 inline int __float_as_int(float value) { return __builtin_bit_cast(int, value); }
 inline unsigned __float_as_uint(float value) { return __builtin_bit_cast(unsigned, value); }
+// The bytes of (y, x) that the four hexadecimal digits of `selector` number.
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const unsigned long long both = static_cast<unsigned long long>(y) << 32 | x;
+  unsigned word = 0;
+  for (int n = 3; n >= 0; --n) {
+    word = word << 8 | static_cast<unsigned>(both >> (selector >> 4 * n & 7) * 8 & 0xff);
+  }
+  return word;
+}
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __popcll(unsigned long long bits) { return __builtin_popcountll(bits); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }

@@ -31,12 +31,13 @@ CUresult EncodeMap(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, 
   const auto kind = static_cast<int>(swizzle);  // also how many chunks change places, as log2
   const bool is_half =
       type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 || type == CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  bool legal = is_half && interleave == CU_TENSOR_MAP_INTERLEAVE_NONE && rank >= 1 &&
+  const bool is_byte = type == CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  bool legal = (is_half || is_byte) && interleave == CU_TENSOR_MAP_INTERLEAVE_NONE && rank >= 1 &&
                rank <= cuda_on_host::kMaxDimensions && kind <= CU_TENSOR_MAP_SWIZZLE_128B &&
                reinterpret_cast<uint64_t>(base) % 16 == 0;
   cuda_on_host::HostTensorMap out;
   out.dimensions = static_cast<uint8_t>(rank);
-  out.element_bytes = 2;
+  out.element_bytes = is_byte ? 1 : 2;
   out.swizzle = static_cast<uint8_t>(kind);
   out.base = reinterpret_cast<uint64_t>(base);
   for (cuuint32_t n = 0; legal && n < rank; ++n) {
@@ -47,7 +48,8 @@ CUresult EncodeMap(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, 
     legal = legal && strides[n] % 16 == 0 && strides[n] < uint64_t{1} << 40;
     out.strides[n] = strides[n];
   }
-  if (!legal || out.box[0] * 2 > (kind == 0 ? 256u : 16u << kind)) return CUDA_ERROR_INVALID_VALUE;
+  if (!legal || out.box[0] * out.element_bytes > (kind == 0 ? 256u : 16u << kind))
+    return CUDA_ERROR_INVALID_VALUE;
   std::memset(map, 0, sizeof *map);
   std::memcpy(map, &out, sizeof out);
   return CUDA_SUCCESS;

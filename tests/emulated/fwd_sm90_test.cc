@@ -10,6 +10,7 @@
 
 #include "plan/family_planner.h"
 #include "spec/canonical.h"
+#include "spec/validate.h"
 #include "tests/emulated/case_changes.h"
 #include "tests/emulated/emulated_call.h"
 #include "tests/emulated/emulated_case.h"
@@ -33,7 +34,8 @@ Emulation Changed(const std::string& text, const std::function<void(KernelPlan&)
       plans->begin(), plans->end(),
       [](const KernelPlan& a, const KernelPlan& b) { return a.smem_bytes < b.smem_bytes; });
   change(plan);
-  plan.smem_bytes = plan::FwdSm90SmemBytes(plan, canonical.dim_qk, canonical.dim_v);
+  plan.smem_bytes = plan::FwdSm90SmemBytes(plan, canonical.dim_qk, canonical.dim_v,
+                                           spec::ElementBytes(canonical.type));
   return {.scenario = {.spec = text, .change = change_case},
           .family = plan.family,
           .plan = plan.ToString()};
@@ -147,6 +149,22 @@ const std::vector<Emulation>& Emulations() {
       Changed("fwd bf16 b=1 h=1 s=70/1100 d=392/328 lse", [](KernelPlan&) {}),
       Changed(
           "fwd bf16 b=1 h=7 s=70/200 d=328 causal lse", [](KernelPlan&) {}, OneKeyRules),
+      // e4m3: V is transposed on the way.
+      Changed("fwd e4m3 b=1 h=4/2 s=200/330 d=128 out=bf16 q_scale=head kv_scale=head lse",
+              [](KernelPlan& plan) { plan.max_grid = 2; }),
+      Changed("fwd e4m3 b=1 h=2/1 s=150/330 d=64/256 out=fp16 causal",
+              [](KernelPlan& plan) {
+                plan.own_o = false;
+                plan.over_v = true;
+                plan.block_n = 128;
+                plan.ping_pong = true;
+                plan.max_grid = 1;
+              }),
+      Changed("fwd e4m3 b=1 h=2/1 s=150/330 d=80/48 out=bf16 window=60,20 softcap=3 sinks",
+              [](KernelPlan& plan) { plan.stages = 3; }),
+      Changed(
+          "fwd e4m3 b=3 h=2/1 s=70/900 d=32 out=bf16 paged=16 varlen lse kv_scale=tensor",
+          [](KernelPlan&) {}, emulated::MakeLongPaged),
       // Dropout.
       Changed("fwd bf16 b=1 h=2/1 s=150/330 d=64 causal dropout=0.3 lse",
               [](KernelPlan& plan) { plan.cluster = 2; }),

@@ -35,6 +35,7 @@ struct Config {
   static constexpr int kBlockN = 128;
   static constexpr int kStages = 2;
   static constexpr int kConsumers = 2;
+  static constexpr int kSharers = 1;
   static constexpr int kCluster = 1;
   static constexpr bool kOptimistic = true;
   static constexpr bool kOnes = false;

@@ -40,6 +40,7 @@ struct Config {
   static constexpr int kBlockN = 96;
   static constexpr int kStages = 2;
   static constexpr int kConsumers = 3;
+  static constexpr int kSharers = 1;
   static constexpr int kCluster = 2;
   static constexpr bool kOptimistic = false;
   static constexpr bool kOnes = true;

@@ -43,6 +43,18 @@ u32 cvt_rn_x2_f32(float high, float low, Element) {
   return static_cast<u32>(upper.bits) << 16 | lower.bits;
 }
 
+inline u32 cvt_rn_satfinite_x4_f32(float value3, float value2, float value1, float value0,
+                                   Fp8E4m3) {
+  u32 word = 0;
+  const float values[] = {value3, value2, value1, value0};
+  for (const float value : values) {
+    Fp8E4m3 element;
+    FromFloat(value, &element);
+    word = word << 8 | element.bits;
+  }
+  return word;
+}
+
 }  // namespace ptx
 }  // namespace tilewright
 
