@@ -10,7 +10,8 @@
 Tilewright runs through its C interface (libtilewright.so), the peers through PyTorch: `cudnn`,
 `flash` (FlashAttention-2), `efficient` (memory-efficient), `flex` (FlexAttention, compiled); and, if
 installed, `fa2`, `fa3`, `fa4` (flash-attn's own packages) and `xformers`. A peer that refuses a row
-is left out of it; one whose answer is wrong is left out as well, and named.
+is left out of it; one whose answer is wrong is left out as well, and named. Rows of e4m3 are judged
+by `own_bf16`, which is Tilewright on the same values as bf16.
 
 Protocol (a power-limited chip gives 5 to 18 % to whatever runs first): all kernels of a row are
 loaded and checked, then all of them together heat the chip for at least 0.6 s, then at least three
@@ -96,6 +97,7 @@ class Spec:
     softcap: float = 0.0
     softcap_before_bias: bool = False
     alibi: bool = False
+    out: str = None  # e4m3: the type of O
     lse: bool = False
     backward: bool = False
     terms: list = dataclasses.field(default_factory=list)
@@ -106,6 +108,9 @@ class Spec:
     def offset(self):
         """Where the diagonal lies: key i + offset stands before query i."""
         return 0 if self.top_left else self.seqlen_kv - self.seqlen_q
+
+    def out_type(self):
+        return self.out or self.type
 
     def right(self):
         return 0 if self.causal else self.window_right
@@ -132,8 +137,8 @@ def parse_spec(text):
     words = text.split()
     if len(words) < 2 or words[0] not in ("fwd", "bwd"):
         raise SpecError(f"{text!r}: expected `fwd TYPE words...`")
-    if words[1] not in ("fp16", "bf16", "fp32"):
-        raise SpecError(f"{words[1]}: expected fp16, bf16 or fp32")
+    if words[1] not in ("fp16", "bf16", "fp32", "e4m3"):
+        raise SpecError(f"{words[1]}: expected fp16, bf16, fp32 or e4m3")
     spec = Spec(text=text, type=words[1], backward=words[0] == "bwd")
     for whole in words[2:]:
         word, _, value = whole.partition("=")
@@ -154,6 +159,8 @@ def parse_spec(text):
             spec.scale = float(value)
         elif word == "softcap":
             spec.softcap = float(value)
+        elif word == "out" and value in ("fp16", "bf16"):
+            spec.out = value
         elif whole in ("softcap_before_bias", "alibi", "lse"):
             setattr(spec, word, True)
         elif word in ("bias", "mask"):
@@ -247,6 +254,7 @@ def torch_type(name):
         "fp16": torch.float16,
         "bf16": torch.bfloat16,
         "fp32": torch.float32,
+        "e4m3": torch.float8_e4m3fn,
         "bool": torch.bool,
     }[name]
 
@@ -306,7 +314,7 @@ def scores_of(inputs, b, h, rows, compute):
     spec = inputs.spec
     kv_head = h // (spec.heads_q // spec.heads_kv)
     index = torch.tensor(rows, device="cuda")
-    q = inputs.q[b, index, h].to(compute)
+    q = inputs.q[b, :, h].to(compute)[index]
     scores = spec.effective_scale() * (q @ inputs.k[b, :, kv_head].to(compute).T)
     i = index[:, None]
     j = torch.arange(spec.seqlen_kv, device="cuda")[None, :]
@@ -347,10 +355,12 @@ def rows_of(inputs, b, h, rows, straightforward):
     weights = torch.exp(scores - torch.where(torch.isinf(top), torch.zeros_like(top), top))
     total = weights.sum(dim=-1, keepdim=True)
     if straightforward:
-        weights = weights.to(torch_type(spec.type)).to(compute)
+        # e4m3 has few small values: weights are scaled by 256 (design's semantics).
+        scale = 256 if spec.type == "e4m3" else 1
+        weights = (weights * scale).to(torch_type(spec.type)).to(compute) / scale
     v = inputs.v[b, :, h // (spec.heads_q // spec.heads_kv)].to(compute)
     out = (weights @ v) / torch.where(total == 0, torch.ones_like(total), total)
-    return out.to(torch_type(spec.type)).double() if straightforward else out
+    return out.to(torch_type(spec.out_type())).double() if straightforward else out
 
 
 class Checker:
@@ -369,7 +379,10 @@ class Checker:
         self.norm = math.sqrt(sum(float(x.square().sum()) for x in self.exact))
         error = math.sqrt(sum(float((p - x).square().sum()) for p, x in zip(plain, self.exact)))
         self.straightforward = error / self.norm if self.norm else error
-        self.bar = 5e-6 if spec.type == "fp32" else 1.5 * self.straightforward
+        if spec.type == "fp32":
+            self.bar = 5e-6
+        else:
+            self.bar = (1.2 if spec.type == "e4m3" else 1.5) * self.straightforward
 
     def error(self, out):
         """Relative error of `out`, [batch, sequence, heads, dim]; NaN counts as infinite."""
@@ -399,7 +412,7 @@ class Tilewright:
         self.out = torch.full(
             (spec.batch, spec.seqlen_q, spec.heads_q, spec.dim_v),
             math.nan,
-            dtype=torch_type(spec.type),
+            dtype=torch_type(spec.out_type()),
             device="cuda",
         )
         args = self.args = library.new_args()
@@ -435,6 +448,18 @@ class Tilewright:
     def close(self):
         self.library.c.attention_destroy(self.attention)
         self.attention = None
+
+
+def as_bf16(inputs):
+    """The same values and operation in bf16, which has all of e4m3."""
+    import torch
+
+    spec = dataclasses.replace(inputs.spec, type="bf16", out=None)
+    spec.text = re.sub(r" out=\w+", "", inputs.spec.text.replace(" e4m3 ", " bf16 "))
+    copy = Inputs.__new__(Inputs)
+    copy.__dict__.update(inputs.__dict__, spec=spec)
+    copy.q, copy.k, copy.v = (t.to(torch.bfloat16) for t in (inputs.q, inputs.k, inputs.v))
+    return copy
 
 
 def dense_term(inputs):
@@ -732,7 +757,7 @@ def measured_limits():
 
 def bytes_moved(spec):
     """Of Q, K, V and O, each once, and of the terms as they are stored."""
-    element = 4 if spec.type == "fp32" else 2
+    element = {"fp32": 4, "e4m3": 1}.get(spec.type, 2)
     rows_q, rows_kv = spec.batch * spec.seqlen_q, spec.batch * spec.seqlen_kv
     dims = spec.dim_qk + spec.dim_v
     total = element * dims * (rows_q * spec.heads_q + rows_kv * spec.heads_kv)
@@ -855,6 +880,8 @@ def run_row(entry, entries, library, wanted, rounds, check_only, limits=None):
         runners[name] = call
         if note:
             notes[name] = note
+    if entry["versus"] == "own_bf16":
+        runners["own_bf16"] = Tilewright(library, as_bf16(inputs))
     if "@" in entry["versus"]:
         name, _, other = entry["versus"].partition("@")
         other_spec = parse_spec(next(e["spec"] for e in entries if e["name"] == other))

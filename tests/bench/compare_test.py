@@ -37,12 +37,15 @@ class SpecTest(unittest.TestCase):
         plain = compare.parse_spec("fwd bf16 h=4 s=5/9 d=64")
         self.assertEqual((plain.heads_kv, plain.offset()), (4, 4))
         self.assertEqual(plain.effective_scale(), 1 / 8)
+        self.assertEqual(plain.out_type(), "bf16")
+        narrow = compare.parse_spec("fwd e4m3 h=4 s=5/9 d=64 out=fp16")
+        self.assertEqual((narrow.type, narrow.out_type()), ("e4m3", "fp16"))
 
     def test_what_it_has_no_inputs_for_is_named(self):
         for text, word in (
             ("fwd bf16 paged=64", "paged=64"),
             ("fwd bf16 varlen", "varlen"),
-            ("fwd e4m3 b=1", "e4m3"),
+            ("fwd e5m2 b=1", "e5m2"),
             ("fwd bf16 h=5/2", "h=5/2"),
             ("fwd bf16 bias=bool:1,1,1,1", "bias=bool"),
             ("fwd bf16 d=1/2/3", "d=1/2/3"),
@@ -159,7 +162,7 @@ class RowsTest(unittest.TestCase):
             spec = compare.parse_spec(entry["spec"])
             self.assertGreater(compare.flops(spec), 0)
             versus, _, other = entry["versus"].partition("@")
-            self.assertIn(versus, compare.PEERS + ("best",))
+            self.assertIn(versus, compare.PEERS + ("best", "own_bf16"))
             if other:
                 self.assertIn(other, names)
             if entry["must"] is not None:
