@@ -164,8 +164,9 @@ void AddSm80Cases(std::vector<Case>& cases) {
 
 // What attn_fwd_sm90 leaves to others.
 bool ServedBySm90(std::string_view feature) {
+  const bool long_with_dropout = feature.find("dropout=0.2") != std::string_view::npos;
   return ServedBySm80(feature, "64", "sm_90a") && feature.find("fp32") == std::string_view::npos &&
-         feature.find("dropout") == std::string_view::npos;
+         !long_with_dropout;
 }
 
 void AddSm90Cases(std::vector<Case>& cases) {
@@ -180,6 +181,17 @@ void AddSm90Cases(std::vector<Case>& cases) {
   for (std::string_view dims : {"64", "128"}) {
     cases.push_back({plan::Family::kFwdSm90,
                      SpecText("bf16 h=8/1 varlen paged=16 causal lse", dims), "sm_90a"});
+  }
+  for (std::string_view dims : {"320", "320/256", "512", "576/512"}) {
+    for (std::string_view feature : {kFeatures[0], kFeatures[1]}) {
+      cases.push_back({plan::Family::kFwdSm90, SpecText(feature, dims), "sm_90a"});
+    }
+  }
+  for (std::string_view dims : {"64", "128", "256"}) {
+    cases.push_back({plan::Family::kFwdSm90,
+                     SpecText("e4m3 h=8 out=bf16 q_scale=head kv_scale=tensor", dims), "sm_90a"});
+    cases.push_back(
+        {plan::Family::kFwdSm90, SpecText("e4m3 h=8/1 out=fp16 causal lse", dims), "sm_90a"});
   }
 }
 

@@ -180,6 +180,10 @@ inline constexpr bool kMayRedo = Config::kOptimistic || kHidesValues<Config>;
 // bounds of the second pass would not fit the registers beside the first.
 template <class Config>
 inline constexpr bool kRedoesApart = kHidesValues<Config> || Config::kConsumers > 2;
+// Rules for each element are long, and each loop has them unrolled over a block: where every block
+// has them the loop of the second pass is the only one.
+template <class Config>
+inline constexpr bool kOneLoop = !Config::Mask::kIsInterval;
 
 // The rows of a block of keys that lie one behind the other for sure: what a copy of K or V takes.
 template <class Config>
@@ -1159,9 +1163,11 @@ struct Consumer {
     if constexpr (Config::KvRows::kIsDense) {
       return 0;
     } else {
-      const u32 missing = shared.missing[k_ring.stage];
-      __syncwarp();  // one lane will release the stage for all
-      return missing;
+      // By the lane that will release the stage: racecheck does not know that a warp's barrier
+      // orders what the others read before that.
+      u32 missing = 0;
+      if (lane() == 0) missing = shared.missing[k_ring.stage];
+      return __shfl_sync(kAllLanes, missing, 0);
     }
   }
   __device__ __forceinline__ void MaskMissing(float (&s)[S::kScores], u32 missing) const {
@@ -1338,9 +1344,10 @@ struct Consumer {
   }
 
   // The tile once more: every block with the exact softmax and all masks, one product at a time.
+  // `exactly`: unseen rows of V are zeroed.
   template <class Walk>
-  __device__ __forceinline__ void AttendAgain(const Walk& walk, const Problem& problem,
-                                              i64 q_begin) {
+  __device__ __forceinline__ void AttendAgain(const Walk& walk, const Problem& problem, i64 q_begin,
+                                              bool exactly) {
     reference[0] = reference[1] = -Infinity();
     sum[0] = sum[1] = rounded[0] = rounded[1] = 0;
 #pragma unroll 1
@@ -1362,7 +1369,7 @@ struct Consumer {
       DropWeights();
       ShareWeights();
       Wait(shared.v_full[v_ring.stage], v_ring.parity);
-      if constexpr (kHidesValues<Config>) ZeroUnseenValues(problem, q_begin, block);
+      if (kHidesValues<Config> && exactly) ZeroUnseenValues(problem, q_begin, block);
       IssueValues();
       SumIssued();
       ptx::wgmma_wait_group<0>();
@@ -1573,58 +1580,55 @@ struct Consumer {
     }
   }
 
-  // `exactly`: a second attempt. kAgain: one that zeroes unseen rows of V, an instantiation of
-  // its own: where their accumulators met, ptxas 13.0 ran out of registers for the pipeline
-  // (C7511).
+  // `exactly`: a second attempt. kAgain: with the loop of such, an instantiation of its own: where
+  // their accumulators met, ptxas 13.0 ran out of registers for the pipeline (C7511).
   template <bool kAgain>
   __device__ __forceinline__ void ComputeTiles(const Series& series, bool exactly) {
-    ForEachTile<Config>(
-        series, params, [&](const Problem& problem, i64 tile_begin, int part, int count) {
-          const i64 q_begin = tile_begin + rank * S::kBlockM;
-          const auto walk = WalkOf<Config>(problem, tile_begin, part, params);
-          const bool no_keys = walk.Below(walk.end) < walk.begin;
-          ReadScales(problem);
+    ForEachTile<Config>(series, params,
+                        [&](const Problem& problem, i64 tile_begin, int part, int count) {
+                          const i64 q_begin = tile_begin + rank * S::kBlockM;
+                          const auto walk = WalkOf<Config>(problem, tile_begin, part, params);
+                          const bool no_keys = walk.Below(walk.end) < walk.begin;
+                          ReadScales(problem);
 #pragma unroll
-          for (int n = 0; n < S::kSums; ++n) o[n] = 0;
-          Wait(shared.q_full, q_parity);
-          q_parity ^= 1;
-          if (!no_keys) {
-            if constexpr (kAgain) {
-              AttendAgain(walk, problem, q_begin);
-            } else {
-              Attend(walk, problem, q_begin, exactly);
-            }
-          } else if constexpr (!kOverQ) {
-            ReleaseHere(shared.q_empty);
-          }
-          const auto mark = [&](bool suspicious) {
-            if constexpr (kMayRedo<Config> && !kAgain) {
-              if ((kRedoesApart<Config> || !exactly) && __any_sync(kAllLanes, suspicious)) {
-                MarkForRedo(count);
-              }
-            }
-          };
-          if constexpr (Config::kSplit) {
-            if (params.parts.parts > 1) {
-              mark(StorePart(problem, q_begin, part, no_keys));
-              if constexpr (!Config::kOwnO) {
-                ptx::bar_sync(kFirstEpilogueBarrier + warpgroup, kWarpgroup);
-                if (thread == 0) ReleaseOutput();
-              }
-              return;
-            }
-          }
-          if constexpr (Config::kOwnO) {
-            // The store of the tile before must have read the buffer.
-            if (thread == 0) ptx::cp_async_bulk_wait_group_read_0();
-            ptx::bar_sync(kFirstEpilogueBarrier + warpgroup, kWarpgroup);
-          } else if constexpr (Config::kOverV) {
-            // The other warpgroups must have read V.
-            ptx::bar_sync(kConsumersBarrier, Config::kConsumers * kWarpgroup);
-          }
-          mark(FinishRows(problem, q_begin, no_keys));
-          StoreRows(problem, q_begin);
-        });
+                          for (int n = 0; n < S::kSums; ++n) o[n] = 0;
+                          Wait(shared.q_full, q_parity);
+                          q_parity ^= 1;
+                          if (!no_keys) {
+                            if constexpr (kAgain) {
+                              AttendAgain(walk, problem, q_begin, exactly);
+                            } else {
+                              Attend(walk, problem, q_begin, exactly);
+                            }
+                          } else if constexpr (!kOverQ) {
+                            ReleaseHere(shared.q_empty);
+                          }
+                          const auto mark = [&](bool suspicious) {
+                            if constexpr (kMayRedo<Config>) {
+                              if (!exactly && __any_sync(kAllLanes, suspicious)) MarkForRedo(count);
+                            }
+                          };
+                          if constexpr (Config::kSplit) {
+                            if (params.parts.parts > 1) {
+                              mark(StorePart(problem, q_begin, part, no_keys));
+                              if constexpr (!Config::kOwnO) {
+                                ptx::bar_sync(kFirstEpilogueBarrier + warpgroup, kWarpgroup);
+                                if (thread == 0) ReleaseOutput();
+                              }
+                              return;
+                            }
+                          }
+                          if constexpr (Config::kOwnO) {
+                            // The store of the tile before must have read the buffer.
+                            if (thread == 0) ptx::cp_async_bulk_wait_group_read_0();
+                            ptx::bar_sync(kFirstEpilogueBarrier + warpgroup, kWarpgroup);
+                          } else if constexpr (Config::kOverV) {
+                            // The other warpgroups must have read V.
+                            ptx::bar_sync(kConsumersBarrier, Config::kConsumers * kWarpgroup);
+                          }
+                          mark(FinishRows(problem, q_begin, no_keys));
+                          StoreRows(problem, q_begin);
+                        });
   }
 };
 
@@ -1750,11 +1754,11 @@ __device__ __forceinline__ void Run(const Params& params) {
       if (consumer.thread == 0) ptx::cp_async_bulk_wait_group_0();
       return series.first < series.last;
     };
-    if constexpr (kMayRedo<Config> && !kRedoesApart<Config>) {
+    if constexpr (kMayRedo<Config> && (!kRedoesApart<Config> || kOneLoop<Config>)) {
       bool exactly = false;
 #pragma unroll 1
       do {
-        consumer.template ComputeTiles<false>(series, exactly);
+        consumer.template ComputeTiles<kOneLoop<Config>>(series, exactly);
         exactly = !exactly;
       } while (exactly && start_again());
     } else {

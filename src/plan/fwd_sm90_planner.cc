@@ -31,6 +31,12 @@ constexpr int kOnesColumns = 8;  // behind V
 constexpr int kSharedAlignment = 1024;
 constexpr int64_t kFewKeys = 256;
 
+// Scores that a finite input makes -inf would send every tile through the exact redo.
+bool ScoresAreFinite(const AttentionSpec& spec) {
+  return spec.bias.empty() && spec.score_snippet.empty() && spec.mask_snippet.empty() &&
+         spec.block_mask_q == 0;
+}
+
 bool IsE4m3(const AttentionSpec& spec) { return spec.type == ElementType::kFp8E4m3; }
 
 // What this family wants of e4m3, and the nearest spec that has it. Empty: nothing is missing.
@@ -83,6 +89,9 @@ FamilyAnswer Refuse(const PlanRequest& request) {
     nearest.kv_type.reset();
     nearest.out_type.reset();
     nearest.q_scale = nearest.kv_scale = ScaleKind::kNone;
+  } else if (spec.dropout != 0 && !ScoresAreFinite(spec)) {
+    answer.refusal = "dropout beside biases, snippets or a block mask takes too long to compile";
+    nearest.dropout = 0;
   } else if (spec.page_size % kAtomRows != 0) {
     answer.refusal = absl::StrCat("page_size = ", spec.page_size,
                                   ": bulk copies want pages of a multiple of 8 rows");
@@ -125,12 +134,6 @@ bool HasPolicies(const AttentionSpec& spec) {
          spec::EffectiveScale(spec) <= 0;
 }
 
-// Scores that a finite input makes -inf would send every tile through the exact redo.
-bool ScoresAreFinite(const AttentionSpec& spec) {
-  return spec.bias.empty() && spec.score_snippet.empty() && spec.mask_snippet.empty() &&
-         spec.block_mask_q == 0;
-}
-
 // Registers that a consumer's scores, packed weights and output sums may take, found by compiling:
 // ptxas 13.0 spills or serialises beyond.
 int64_t MaxTileRegisters(const AttentionSpec& spec, int consumers, int block_n, int blocks) {
@@ -167,14 +170,13 @@ bool HasEqualTiles(const AttentionSpec& spec) {
 // figures are in kernel_templates/README.md). Later ones are for what the first do not fit, and for
 // the tuner.
 constexpr Tile k40[] = {{4, 80}, {4, 64}, {3, 128}, {2, 128}, {2, 64}, {2, 32}};
-constexpr Tile k64[] = {{4, 64}, {3, 96}, {3, 128}, {2, 128}, {2, 64}, {2, 32}};
+constexpr Tile k64[] = {{4, 64, 1, 3}, {4, 64}, {3, 96}, {3, 128}, {2, 128}, {2, 64}, {2, 32}};
 // Tiles of 64 rows waste little of the diagonal, and several blocks hide where each begins and
 // ends.
-constexpr Tile kShortUneven64[] = {{1, 64, 3}, {2, 128}, {4, 64}, {2, 96}, {2, 64}, {2, 32}};
-constexpr Tile kUneven64[] = {{2, 128}, {4, 64}, {2, 96}, {2, 64}, {2, 32}};
+constexpr Tile kShortUneven64[] = {{1, 64, 3}, {4, 64, 1, 3}, {2, 128}, {2, 96}, {2, 64}, {2, 32}};
 constexpr Tile kEven96[] = {{3, 96}, {4, 48}, {3, 112}, {2, 128}, {2, 64}, {2, 32}};
 constexpr Tile kShortEven96[] = {{3, 96}, {2, 128}, {3, 112}, {2, 64}, {2, 32}};
-constexpr Tile k128[] = {{2, 128}, {3, 80}, {2, 112}, {2, 96}, {2, 64}, {2, 32}};
+constexpr Tile k128[] = {{2, 128}, {2, 64, 1, 3}, {3, 80}, {2, 112}, {2, 96}, {2, 64}, {2, 32}};
 constexpr Tile kLong128[] = {{3, 80}, {2, 128}, {2, 112}, {2, 96}, {2, 64}, {2, 32}};
 constexpr Tile k112[] = {{3, 96}, {2, 144}, {2, 128}, {2, 112}, {3, 80}, {2, 64}, {2, 32}};
 constexpr Tile kUneven112[] = {{2, 128}, {2, 144}, {2, 112}, {3, 80}, {2, 64}, {2, 32}};
@@ -186,7 +188,7 @@ constexpr Tile kWideV192[] = {{2, 80}, {2, 96}, {2, 112}, {2, 64}, {2, 32}};
 constexpr Tile k256[] = {{2, 64}, {2, 80}, {2, 48}, {2, 32}, {2, 16}};
 constexpr Tile kE4m3[] = {{2, 128}, {2, 96}, {2, 64}, {2, 32}};
 constexpr Tile kShared = {.consumers = 2, .block_n = 64, .shares = true};
-constexpr Tile k320[] = {{2, 64}, {2, 48}, {2, 32}, kShared};
+constexpr Tile k320[] = {{2, 64}, {2, 48}, {2, 32, 1, 3}, {2, 32}, kShared};
 constexpr Tile kWide[] = {kShared, {.consumers = 2, .block_n = 32, .shares = true}};
 
 absl::Span<const Tile> TilesFor(const PlanRequest& request) {
@@ -205,10 +207,10 @@ absl::Span<const Tile> TilesFor(const PlanRequest& request) {
   const bool few_rows = rows < 16.0 * 128 * request.board.num_sms;
   // The lengths and tables of sequences leave a block of three too few registers.
   const bool one_length = !spec.varlen && spec.page_size == 0;
-  if (dim <= 64 && !even && one_length && (is_short || (few_rows && spec.seqlen_q <= 2048))) {
+  if (dim <= 64 && !even && one_length &&
+      (spec.seqlen_q <= 512 || (few_rows && spec.seqlen_q <= 2048))) {
     return kShortUneven64;
   }
-  if (dim <= 64 && !even && spec.seqlen_q <= 2048) return kUneven64;
   if (dim <= 64) return k64;
   if (dim <= 128 && spec.window_left >= 0) return kWindow;
   if (dim <= 80 && even && !is_short) return kEven96;
