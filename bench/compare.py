@@ -16,7 +16,8 @@ by `own_bf16`, which is Tilewright on the same values as bf16.
 Protocol (a power-limited chip gives 5 to 18 % to whatever runs first): all kernels of a row are
 loaded and checked, then all of them together heat the chip for at least 0.6 s, then at least three
 rounds in random order, each the median of triton.testing.do_bench; the median of the rounds
-counts, and figures are compared only within one such run, as a ratio.
+counts, and figures are compared only within one such run, as a ratio. With --together N rows are
+taken N at a time: their kernels heat the chip together and share the rounds, in one random order.
 
 Inputs are random normal, stored [batch, sequence, heads, dim]. TFLOP/s count exactly the pairs that
 masks and windows allow (bench/flops.h has the same rule). Answers are compared on sampled rows with
@@ -847,7 +848,55 @@ def row_peers(entry, wanted):
     return names
 
 
-def run_row(entry, entries, library, wanted, rounds, check_only, limits=None):
+class LoadedRow:
+    """A row whose kernels are loaded and checked: `runners` is what is to be timed."""
+
+    def __init__(self, entry, spec, ours, error, bar):
+        self.entry = entry
+        self.spec = spec
+        self.ours = ours
+        self.error = error
+        self.bar = bar
+        self.plan = ours.plan()
+        self.runners = {"tilewright": ours}
+        self.peers_specs = {}
+        self.notes = {}
+        self.first_calls = {}
+
+    def checked(self):
+        return {
+            "name": self.entry["name"],
+            "spec": self.spec.text,
+            "value": self.error,
+            "unit": "relative error",
+            "peer": "limit",
+            "peer_value": self.bar,
+            "holds": self.error <= self.bar,
+            "plan": self.plan,
+        }
+
+    def measured(self, times, limits):
+        self.ours.close()
+        row = build_row(
+            self.entry,
+            self.spec,
+            times,
+            self.peers_specs,
+            self.error,
+            self.bar,
+            self.notes,
+            self.plan,
+        )
+        row["first_call_ms"] = self.first_calls["tilewright"]
+        for name, peer in row["peers"].items():
+            if name in self.first_calls:
+                peer["first_call_ms"] = self.first_calls[name]
+        if limits:
+            row["limit"] = round(limit_of(self.spec, limits), 2)
+        return row
+
+
+def load_row(entry, entries, library, wanted):
     import torch
 
     spec = parse_spec(entry["spec"])
@@ -860,55 +909,59 @@ def run_row(entry, entries, library, wanted, rounds, check_only, limits=None):
     ours = Tilewright(library, inputs)
     ours()
     torch.cuda.synchronize()
-    first_calls = {"tilewright": round((time.perf_counter() - start) * 1e3, 1)}
-    error = checker.error(ours.out)
-    plan = ours.plan()
-    runners = {"tilewright": ours}
-    peers_specs, notes = {}, {}
+    first_call = round((time.perf_counter() - start) * 1e3, 1)
+    loaded = LoadedRow(entry, spec, ours, checker.error(ours.out), checker.bar)
+    loaded.first_calls["tilewright"] = first_call
     for name in row_peers(entry, wanted):
         try:
             call, note = make_peer(name, inputs)
-            first_calls[name], answer = timed_first_call(call)
+            loaded.first_calls[name], answer = timed_first_call(call)
             peer_error = checker.error(answer)
         except Exception as refusal:  # whatever a peer raises, it has no figure
             text = str(refusal).strip()
-            notes[name] = text.splitlines()[0][:160] if text else type(refusal).__name__
+            loaded.notes[name] = text.splitlines()[0][:160] if text else type(refusal).__name__
             continue
         if peer_error > 3 * checker.bar:
-            notes[name] = f"wrong answer: relative error {peer_error:.1e}, bar {checker.bar:.1e}"
+            loaded.notes[name] = (
+                f"wrong answer: relative error {peer_error:.1e}, bar {checker.bar:.1e}"
+            )
             continue
-        runners[name] = call
+        loaded.runners[name] = call
         if note:
-            notes[name] = note
-    if entry["versus"] == "own_bf16":
-        runners["own_bf16"] = Tilewright(library, as_bf16(inputs))
-    if "@" in entry["versus"]:
-        name, _, other = entry["versus"].partition("@")
+            loaded.notes[name] = note
+    versus = entry["versus"]
+    if versus == "own_bf16":
+        loaded.runners[versus] = Tilewright(library, as_bf16(inputs))
+    if "@" in versus:
+        name, _, other = versus.partition("@")
         other_spec = parse_spec(next(e["spec"] for e in entries if e["name"] == other))
-        runners[entry["versus"]], _ = make_peer(name, Inputs(other_spec, seed=2))
-        peers_specs[entry["versus"]] = other_spec
-    if check_only:
-        held = error <= checker.bar
-        return {
-            "name": entry["name"],
-            "spec": spec.text,
-            "value": error,
-            "unit": "relative error",
-            "peer": "limit",
-            "peer_value": checker.bar,
-            "holds": held,
-            "plan": plan,
+        loaded.runners[versus], _ = make_peer(name, Inputs(other_spec, seed=2))
+        loaded.peers_specs[versus] = other_spec
+    return loaded
+
+
+def run_rows(group, entries, library, wanted, rounds, check_only, limits=None):
+    """Result rows of some entries, whose kernels are heated and timed together."""
+    import torch
+
+    rows, loaded = {}, {}
+    for entry in group:
+        name = entry["name"]
+        try:
+            loaded[name] = load_row(entry, entries, library, wanted)
+            if check_only:
+                rows[name] = loaded[name].checked()
+        except (TilewrightError, SpecError, torch.OutOfMemoryError) as failure:
+            rows[name] = {"name": name, "spec": entry["spec"], "holds": False, "why": str(failure)}
+    if not check_only and loaded:
+        runners = {
+            (name, peer): call for name, row in loaded.items() for peer, call in row.runners.items()
         }
-    times = measure(runners, rounds)
-    ours.close()
-    row = build_row(entry, spec, times, peers_specs, error, checker.bar, notes, plan)
-    row["first_call_ms"] = first_calls["tilewright"]
-    for name, peer in row["peers"].items():
-        if name in first_calls:
-            peer["first_call_ms"] = first_calls[name]
-    if limits:
-        row["limit"] = round(limit_of(spec, limits), 2)
-    return row
+        times = measure(runners, rounds)
+        for name, row in loaded.items():
+            own = {peer: ms for (of, peer), ms in times.items() if of == name}
+            rows[name] = row.measured(own, limits)
+    return [rows[entry["name"]] for entry in group]
 
 
 # ---- results -------------------------------------------------------------------------------------
@@ -1069,6 +1122,7 @@ def parse_arguments(argv):
     parser.add_argument("--html", help="file for a page with the results")
     parser.add_argument("--library", help="libtilewright.so (default: below build/)")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--together", type=int, default=1, help="rows whose kernels share rounds")
     parser.add_argument("--check-only", action="store_true", help="answers, no times")
     parser.add_argument("--topic", default="forward")
     parser.add_argument("--results", help="folder to write DEVICE/TOPIC.json into")
@@ -1085,9 +1139,26 @@ def parse_arguments(argv):
     if unknown:
         known = ", ".join((*PEERS, *PACKAGES))
         parser.error(f"unknown peers {sorted(unknown)}; known are {known}")
+    if arguments.together < 1:
+        parser.error("--together must be at least 1")
     if arguments.rounds < 3:
         parser.error("--rounds must be at least 3: fewer say nothing")
     return arguments
+
+
+def results_header(arguments, argv, rows, limits):
+    import torch
+
+    return {
+        "topic": arguments.topic,
+        "commit": commit_hash(arguments.commit),
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "device": torch.cuda.get_device_name(),
+        "driver": driver_version(),
+        "nvrtc": nvrtc_version(row.get("plan", "") for row in rows),
+        "command": "bench/compare.py " + shown_arguments(argv),
+        "limits": limits,
+    }
 
 
 def main(argv):
@@ -1112,46 +1183,31 @@ def main(argv):
     library = Library(find_library(arguments.library))
     limits = None if arguments.check_only else measured_limits()
     rows = []
-    for entry in chosen:
-        try:
-            row = run_row(
-                entry,
-                entries,
-                library,
-                arguments.peers,
-                arguments.rounds,
-                arguments.check_only,
-                limits,
-            )
-        except (TilewrightError, SpecError, torch.OutOfMemoryError) as failure:
-            row = {"name": entry["name"], "spec": entry["spec"], "holds": False}
-            row["why"] = str(failure)
-        rows.append(row)
-        print_row(row)
+    for first in range(0, len(chosen), arguments.together):
+        group = run_rows(
+            chosen[first : first + arguments.together],
+            entries,
+            library,
+            arguments.peers,
+            arguments.rounds,
+            arguments.check_only,
+            limits,
+        )
+        for row in group:
+            rows.append(row)
+            print_row(row)
         torch.cuda.empty_cache()
         torch.compiler.reset()
-    if arguments.results or arguments.html:
-        device = torch.cuda.get_device_name()
-        header = {
-            "topic": arguments.topic,
-            "commit": commit_hash(arguments.commit),
-            "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-            "device": device,
-            "driver": driver_version(),
-            "nvrtc": nvrtc_version(row.get("plan", "") for row in rows),
-            "command": "bench/compare.py " + shown_arguments(argv),
-            "limits": limits,
-        }
+        # Each time, so that a run that ends early has not been for nothing.
+        header = results_header(arguments, argv, rows, limits)
         if arguments.results:
-            folder = pathlib.Path(arguments.results) / device_folder(device)
+            folder = pathlib.Path(arguments.results) / device_folder(header["device"])
             path = folder / f"{arguments.topic}.json"
             write_results(path, header, rows, arguments.append)
-            print(f"wrote {path}")
         if arguments.html:
             import report
 
             pathlib.Path(arguments.html).write_text(report.page([{**header, "rows": rows}]))
-            print(f"wrote {arguments.html}")
     return 0 if all(row["holds"] for row in rows) else 1
 
 
