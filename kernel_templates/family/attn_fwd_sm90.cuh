@@ -42,7 +42,7 @@
 //           k_empty[s], v_empty[s]          a warp each, of all blocks of the cluster
 //           named 1 + w                     warpgroup w of the consumers, around O in shared memory
 //           named 8 + w                     ping-pong: whose turn it is to issue products
-//           raw_full, raw_empty             e4m3: as k_full and k_empty, of V as it was loaded;
+//           raw_full[s], raw_empty[s]       e4m3: as k_full and k_empty, of V as it was loaded;
 //                                           v_full then waits for the three transposing warps
 //           tiles_done                      a warp each, when all its tiles are done; a cluster
 //                                           meets at its own barrier instead
@@ -57,7 +57,8 @@
 //           k [kStages][panel][kBlockN][64] columns; columns beyond the dim are zeros
 //           v [kStages][panel][kBlockN][64] kOnes: ones in the 8 columns behind the last, so that
 //                                           P V sums the rows of P as well; copies leave them alone
-//           raw [panel][kBlockN][128]       e4m3: V as it was loaded, and v [kStages][panel of 128
+//           raw [kStages][panel][kBlockN][128] e4m3: V as it was loaded, and v [kStages][panel of
+//           128
 //                                           keys][dim_v][128]
 //           o [panel][kBlockM][64]          or over q, or over all stages of v
 #ifndef TILEWRIGHT_FAMILY_ATTN_FWD_SM90_CUH_
@@ -214,7 +215,7 @@ struct SharedWeights<Config, false> {};
 // Another, of V as it was loaded.
 template <class Config, bool kTransposes>
 struct RawValues {
-  u16 raw[Shape<Config>::kPanelsV][Config::kBlockN][kPanelColumns];
+  u16 raw[Config::kStages][Shape<Config>::kPanelsV][Config::kBlockN][kPanelColumns];
 };
 template <class Config>
 struct RawValues<Config, false> {};
@@ -243,8 +244,8 @@ struct alignas(1024) SharedStorage : SharedWeights<Config, (Config::kSharers > 1
   u64 q_empty;
   u64 o_read;
   u64 tiles_done;
-  u64 raw_full;
-  u64 raw_empty;
+  u64 raw_full[Config::kStages];
+  u64 raw_empty[Config::kStages];
   u64 k_full[Config::kStages];
   u64 k_empty[Config::kStages];
   u64 v_full[Config::kStages];
@@ -443,7 +444,7 @@ struct Loader {
   u32 q_parity = 1;
   u32 o_parity = 1;
   // Of the side that loads; those that transpose wait for raw_full first.
-  u32 raw_parity = S::kTransposes && threadIdx.x >= 32 ? 0 : 1;
+  Ring<Config> raw_ring = {0, S::kTransposes&& threadIdx.x >= 32 ? 0u : 1u};
 
   __device__ __forceinline__ bool ByThreads() const {
     if constexpr (S::kTransposes) return false;
@@ -585,10 +586,11 @@ struct Loader {
   __device__ __forceinline__ void LoadV(const Problem& problem, int block) {
     if constexpr (S::kTransposes) {
       u32 missing;  // as of K
-      Wait(shared.raw_empty, raw_parity);
-      raw_parity ^= 1;
-      LoadKeys<S::kPanelsV, S::kColumns>(shared.raw, &params.sm90.v, &params.sm90.v,
-                                         shared.raw_full, problem, block, &missing);
+      const int stage = raw_ring.stage;
+      Wait(shared.raw_empty[stage], raw_ring.parity);
+      LoadKeys<S::kPanelsV, S::kColumns>(shared.raw[stage], &params.sm90.v, &params.sm90.v,
+                                         shared.raw_full[stage], problem, block, &missing);
+      raw_ring.Advance();
     } else {
       const int stage = v_ring.stage;
       Wait(shared.v_empty[stage], v_ring.parity);
@@ -651,13 +653,13 @@ struct Loader {
           LoadV(problem, block);
           block = next;
         }
-        return;
-      }
+      } else {
 #pragma unroll 1
-      while (block >= walk.begin) {
-        LoadV(problem, block);
-        block = walk.Below(block);
-        if (block >= walk.begin) LoadK(problem, block);
+        while (block >= walk.begin) {
+          LoadV(problem, block);
+          block = walk.Below(block);
+          if (block >= walk.begin) LoadK(problem, block);
+        }
       }
     });
   }
@@ -669,34 +671,40 @@ struct Loader {
   }
 
   // A block of V, by warps 1 to 3: pieces of 32 keys and 16 columns, a lane having of columns 2n
-  // and 2n + 1 the keys that come together.
+  // and 2n + 1 the keys that come together. All keys of a piece's columns are under way at a time.
   __device__ __forceinline__ void TransposeValues() {
+    constexpr int kPieces = Config::kBlockN / 32, kPieceColumns = 16;
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-    constexpr int kKeys = 32, kPieceColumns = 16, kChunks = Config::kHeadDimV / kPieceColumns;
-    Wait(shared.raw_full, raw_parity);
-    raw_parity ^= 1;
+    Wait(shared.raw_full[raw_ring.stage], raw_ring.parity);
     Wait(shared.v_empty[v_ring.stage], v_ring.parity);
 #pragma unroll 1
-    for (int n = warp - 1; n < Config::kBlockN / kKeys * kChunks; n += kTransposingWarps) {
-      const int keys = n / kChunks, chunk = n % kChunks;
-      const int key = keys * kKeys + lane;
-      u32 pairs[4];
-      ptx::ldmatrix_x4_trans(
-          pairs, ptx::SharedAddress(&shared.raw[chunk / 8][key][(chunk % 8 ^ key % 8) * 8]));
+    for (int chunk = warp - 1; chunk < Config::kHeadDimV / kPieceColumns;
+         chunk += kTransposingWarps) {
+      u32 pairs[kPieces][4];
+#pragma unroll
+      for (int n = 0; n < kPieces; ++n) {
+        const u16* const row = shared.raw[raw_ring.stage][chunk / 8][n * 32 + lane];
+        ptx::ldmatrix_x4_trans(pairs[n], ptx::SharedAddress(&row[(chunk % 8 ^ lane % 8) * 8]));
+      }
       const int column = chunk * kPieceColumns + lane % 8 * 2 + lane / 8 % 2;
-      const int place = keys * 2 + lane / 16;  // in chunks of 16 keys
-      ptx::stmatrix_x4(
-          ptx::SharedAddress(
-              &shared.v[v_ring.stage][place / 8][column][(place % 8 ^ column % 8) * 8]),
-          __byte_perm(pairs[0], pairs[1], 0x6420), __byte_perm(pairs[0], pairs[1], 0x7531),
-          __byte_perm(pairs[2], pairs[3], 0x6420), __byte_perm(pairs[2], pairs[3], 0x7531));
+#pragma unroll
+      for (int n = 0; n < kPieces; ++n) {
+        const int place = n * 2 + lane / 16;  // in chunks of 16 keys
+        u16* const row = shared.v[v_ring.stage][n / 4][column];
+        ptx::stmatrix_x4(ptx::SharedAddress(&row[(place % 8 ^ column % 8) * 8]),
+                         __byte_perm(pairs[n][0], pairs[n][1], 0x6420),
+                         __byte_perm(pairs[n][0], pairs[n][1], 0x7531),
+                         __byte_perm(pairs[n][2], pairs[n][3], 0x6420),
+                         __byte_perm(pairs[n][2], pairs[n][3], 0x7531));
+      }
     }
     ptx::fence_proxy_async_shared();
     __syncwarp();
     if (lane == 0) {
-      ptx::mbarrier_arrive(ptx::SharedAddress(&shared.raw_empty));
+      ptx::mbarrier_arrive(ptx::SharedAddress(&shared.raw_empty[raw_ring.stage]));
       ptx::mbarrier_arrive(ptx::SharedAddress(&shared.v_full[v_ring.stage]));
     }
+    raw_ring.Advance();
     v_ring.Advance();
   }
 
@@ -1654,10 +1662,10 @@ __device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared) 
                        Config::kOwnO || Config::kOverV ? kConsumerWarps : Config::kConsumers);
     ptx::mbarrier_init(ptx::SharedAddress(&shared.o_read), Config::kConsumers * Config::kCluster);
     ptx::mbarrier_init(ptx::SharedAddress(&shared.tiles_done), kConsumerWarps);
-    ptx::mbarrier_init(ptx::SharedAddress(&shared.raw_full), 1);
-    ptx::mbarrier_init(ptx::SharedAddress(&shared.raw_empty), kTransposingWarps);
     for (int stage = 0; stage < Config::kStages; ++stage) {
       ptx::mbarrier_init(ptx::SharedAddress(&shared.k_full[stage]), 1);
+      ptx::mbarrier_init(ptx::SharedAddress(&shared.raw_full[stage]), 1);
+      ptx::mbarrier_init(ptx::SharedAddress(&shared.raw_empty[stage]), kTransposingWarps);
       ptx::mbarrier_init(ptx::SharedAddress(&shared.v_full[stage]),
                          Shape<Config>::kTransposes ? kTransposingWarps : 1);
       ptx::mbarrier_init(ptx::SharedAddress(&shared.k_empty[stage]),

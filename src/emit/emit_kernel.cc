@@ -362,7 +362,9 @@ struct RegisterSplit {
 };
 RegisterSplit RegistersOf(const AttentionSpec& spec, const KernelPlan& plan) {
   constexpr int kRegisters = 65536, kStep = 8;
-  if (spec.page_size != 0) return {56, 224};  // looks pages up
+  // Looks pages up, or transposes four pieces at a time.
+  const bool transposes = spec.type == ElementType::kFp8E4m3;
+  if (spec.page_size != 0 || (transposes && plan.block_n >= 128)) return {56, 224};
   const int blocks = std::max(plan.blocks, 1);
   if (plan.consumers == 1 && blocks == 1) return {0, 0};
   const int launched = kRegisters / (plan.threads() * blocks) / kStep * kStep;

@@ -176,14 +176,16 @@ constexpr Tile k64[] = {{4, 64, 1, 3}, {4, 64}, {3, 96}, {3, 128}, {2, 128}, {2,
 constexpr Tile kShortUneven64[] = {{1, 64, 3}, {4, 64, 1, 3}, {2, 128}, {2, 96}, {2, 64}, {2, 32}};
 constexpr Tile kEven96[] = {{3, 96}, {4, 48}, {3, 112}, {2, 128}, {2, 64}, {2, 32}};
 constexpr Tile kShortEven96[] = {{3, 96}, {2, 128}, {3, 112}, {2, 64}, {2, 32}};
-constexpr Tile k128[] = {{2, 128}, {2, 64, 1, 3}, {3, 80}, {2, 112}, {2, 96}, {2, 64}, {2, 32}};
-constexpr Tile kLong128[] = {{3, 80}, {2, 128}, {2, 112}, {2, 96}, {2, 64}, {2, 32}};
+constexpr Tile kUneven96[] = {{2, 128}, {2, 64, 1, 3}, {2, 112}, {2, 96}, {2, 64}, {2, 32}};
+constexpr Tile kShort128[] = {{2, 128}, {2, 64, 1, 3}, {3, 80}, {2, 112},
+                              {2, 96},  {2, 64},       {2, 32}};
+constexpr Tile k128[] = {{2, 64, 1, 3}, {2, 128}, {3, 80}, {2, 112}, {2, 96}, {2, 64}, {2, 32}};
 constexpr Tile k112[] = {{3, 96}, {2, 144}, {2, 128}, {2, 112}, {3, 80}, {2, 64}, {2, 32}};
 constexpr Tile kUneven112[] = {{2, 128}, {2, 144}, {2, 112}, {3, 80}, {2, 64}, {2, 32}};
 // Rules for each element are unrolled over the tile: few elements, or compiling takes too long.
 constexpr Tile kElementRules[] = {{2, 64}, {2, 48}, {2, 32}, {2, 16}};
-constexpr Tile kWindow[] = {{2, 96}, {2, 64}, {2, 128}, {2, 32}};
-constexpr Tile k192[] = {{2, 80}, {2, 96}, {2, 112}, {2, 128}, {2, 64}, {2, 32}};
+constexpr Tile kWindow[] = {{2, 64, 1, 3}, {2, 96}, {2, 64}, {2, 128}, {2, 32}};
+constexpr Tile k192[] = {{2, 64, 1, 3}, {2, 80}, {2, 96}, {2, 112}, {2, 128}, {2, 64}, {2, 32}};
 constexpr Tile kWideV192[] = {{2, 80}, {2, 96}, {2, 112}, {2, 64}, {2, 32}};
 constexpr Tile k256[] = {{2, 64}, {2, 80}, {2, 48}, {2, 32}, {2, 16}};
 constexpr Tile kE4m3[] = {{2, 128}, {2, 96}, {2, 64}, {2, 32}};
@@ -215,10 +217,10 @@ absl::Span<const Tile> TilesFor(const PlanRequest& request) {
   if (dim <= 128 && spec.window_left >= 0) return kWindow;
   if (dim <= 80 && even && !is_short) return kEven96;
   if (dim <= 96 && even) return kShortEven96;
-  if (dim <= 96) return k128;
+  if (dim <= 96) return kUneven96;
   if (dim <= 112 && even) return k112;
   if (dim <= 112) return kUneven112;
-  if (dim <= 128 && even && spec.seqlen_q > 4096) return kLong128;
+  if (dim <= 128 && even && spec.seqlen_q <= 4096) return kShort128;
   if (dim <= 128) return k128;
   if (dim <= 192 && spec.dim_v <= 128) return k192;
   if (dim <= 192) return kWideV192;
@@ -338,19 +340,20 @@ int64_t FwdSm90SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v,
   const int64_t columns = kPanelRowBytes / element_bytes;
   const int64_t panels_qk = CeilDiv(dim_qk, columns);
   const int64_t panels_o = transposes ? CeilDiv(dim_v, kPanelColumns) : PanelsV(plan, dim_v);
-  // Of a stage: keys by columns, or transposed columns by keys, and then V as it was loaded once.
+  // Of a stage: keys by columns, or transposed columns by keys, and V as it was loaded beside.
   const int64_t rows_v = transposes  ? dim_v * CeilDiv(plan.block_n, columns)
                          : plan.ones ? plan.block_n * CeilDiv(dim_v + kOnesColumns, columns)
                                      : plan.block_n * panels_o;
-  const int64_t raw = transposes ? plan.block_n * CeilDiv(dim_v, columns) : 0;
+  const int64_t raw =
+      transposes ? int64_t{plan.stages} * plan.block_n * CeilDiv(dim_v, columns) : 0;
   const int64_t weights = shares ? 2 * CeilDiv(plan.block_n, kPanelColumns) : 0;
   const int64_t rows = plan.block_m * (panels_qk + (plan.own_o ? panels_o : 0) + weights) +
                        int64_t{plan.stages} * (plan.block_n * panels_qk + rows_v) + raw;
-  // q_full, q_empty, o_read, tiles_done, raw_full, raw_empty, a full and an empty barrier for K and
-  // for V of each stage; missing pieces of each stage and the range of tiles to repeat; a request
-  // to copy; what is known of rows that are shared; without its own O a member that takes a place.
+  // q_full, q_empty, o_read, tiles_done, a full and an empty barrier for K, V and V as it was loaded
+  // of each stage; missing pieces of each stage and the range of tiles to repeat; a request to copy;
+  // what is known of rows that are shared; without its own O a member that takes a place.
   const int64_t barriers =
-      8 * (6 + 4 * int64_t{plan.stages}) +
+      8 * (4 + 6 * int64_t{plan.stages}) +
       RoundUp(RoundUp(4 * int64_t{plan.stages} + 8, 8) + 40 + (shares ? 24 * kWarpgroupRows : 12),
               8) +
       (plan.own_o ? 0 : 8);
