@@ -17,7 +17,8 @@ Protocol (a power-limited chip gives 5 to 18 % to whatever runs first): all kern
 loaded and checked, then all of them together heat the chip for at least 0.6 s, then at least three
 rounds in random order, each the median of triton.testing.do_bench; the median of the rounds
 counts, and figures are compared only within one such run, as a ratio. With --together N rows are
-taken N at a time: their kernels heat the chip together and share the rounds, in one random order.
+taken N at a time: their kernels heat the chip together and share the rounds, in one random order, and
+do_bench warms up for less, since the chip does not cool down in between.
 
 Inputs are random normal, stored [batch, sequence, heads, dim]. TFLOP/s count exactly the pairs that
 masks and windows allow (bench/flops.h has the same rule). Answers are compared on sampled rows with
@@ -59,6 +60,7 @@ PACKAGES = {
 ZOO = HERE.parent / "tests/data/zoo.jsonl"
 HEAT_SECONDS = 0.6
 WARMUP_MS = 110
+WARMUP_TOGETHER_MS = 30
 REP_MS = 70
 SAMPLED_HEADS = 4
 SAMPLED_ROWS = 64
@@ -706,11 +708,15 @@ def make_peer(name, inputs):
 # ---- measuring -----------------------------------------------------------------------------------
 
 
-def do_bench(call):
+def do_bench(call, warmup=WARMUP_MS):
     """Milliseconds of one call, with a cold L2."""
     from triton.testing import do_bench as bench
 
-    return bench(call, warmup=WARMUP_MS, rep=REP_MS, return_mode="median")
+    return bench(call, warmup=warmup, rep=REP_MS, return_mode="median")
+
+
+def do_bench_together(call):
+    return do_bench(call, warmup=WARMUP_TOGETHER_MS)
 
 
 def heat(runners, synchronise, seconds=HEAT_SECONDS, clock=time.monotonic):
@@ -957,7 +963,8 @@ def run_rows(group, entries, library, wanted, rounds, check_only, limits=None):
         runners = {
             (name, peer): call for name, row in loaded.items() for peer, call in row.runners.items()
         }
-        times = measure(runners, rounds)
+        bench = do_bench if len(group) == 1 else do_bench_together
+        times = measure(runners, rounds, bench)
         for name, row in loaded.items():
             own = {peer: ms for (of, peer), ms in times.items() if of == name}
             rows[name] = row.measured(own, limits)
