@@ -56,7 +56,10 @@ class SteepScoresTest : public GpuTest {
               [](int64_t) { return kQuery; });
     SetColumn(problem->args().k, spec.batch, spec.seqlen_kv, spec.heads_kv,
               [&](int64_t j) { return log2_of_key(j) * kLn2 / scale / kQuery; });
-    CheckProblem(runtime(), *problem, stream(), {.row_limit = 512});
+    // The tensor cores cut the sums of a score instead of rounding them, once for every 16 of
+    // dim_qk; what that costs on average has been given back, not its spread.
+    const double lse_bars = spec.dim_qk > 128 ? 1.5 : 1;
+    CheckProblem(runtime(), *problem, stream(), {.row_limit = 512, .lse_bars = lse_bars});
   }
 };
 
