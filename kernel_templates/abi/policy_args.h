@@ -101,6 +101,11 @@ struct PartsArgs {
   i64 lse_stride_batch;
   i64 lse_stride_head;
   i64 parts;  // 1: there are none, the kernel writes the result itself
+  // attn_decode, see policy/decode_work.cuh:
+  i32 lines;
+  i32 line_blocks;  // parts / lines
+  i32 line_heads;   // heads_kv / lines
+  i32 padding_;
 };
 
 }  // namespace abi

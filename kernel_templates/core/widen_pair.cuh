@@ -31,12 +31,29 @@ TILEWRIGHT_HOST_DEVICE u32 WidenPair(u32 pair, Fp8E5m2) {
 // 1024 + (x + 128) is what fp16 makes of 0x6400 | (x + 128).
 TILEWRIGHT_HOST_DEVICE u32 WidenPair(u32 pair, Int8) {
 #ifdef __CUDACC__
-  const u32 biased = pair ^ 0x8080;
-  return ptx::sub_f16x2(0x64006400u | (biased & 0xff) | (biased & 0xff00) << 8, 0x64806480u);
+  return ptx::sub_f16x2(((pair & 0xff) | (pair & 0xff00) << 8) ^ 0x64806480u, 0x64806480u);
 #else
   return WidenEach(Int8{static_cast<signed char>(pair)}, Int8{static_cast<signed char>(pair >> 8)});
 #endif
 }
+
+// The even and the odd of four stored elements.
+template <class Element>
+TILEWRIGHT_HOST_DEVICE u32 WidenEven(u32 four, Element element) {
+  return WidenPair((four & 0xff) | (four >> 8 & 0xff00), element);
+}
+template <class Element>
+TILEWRIGHT_HOST_DEVICE u32 WidenOdd(u32 four, Element element) {
+  return WidenEven(four >> 8, element);
+}
+TILEWRIGHT_HOST_DEVICE u32 WidenEven(u32 four, Fp8E5m2) { return (four & 0x00ff00ffu) << 8; }
+TILEWRIGHT_HOST_DEVICE u32 WidenOdd(u32 four, Fp8E5m2) { return four & 0xff00ff00u; }
+#ifdef __CUDACC__
+TILEWRIGHT_HOST_DEVICE u32 WidenEven(u32 four, Int8) {
+  return ptx::sub_f16x2((four & 0x00ff00ffu) ^ 0x64806480u, 0x64806480u);
+}
+TILEWRIGHT_HOST_DEVICE u32 WidenOdd(u32 four, Int8) { return WidenEven(four >> 8, Int8{}); }
+#endif
 
 }  // namespace tilewright
 

@@ -2,9 +2,9 @@
 // exp(lse_part - lse), where lse = ln(sum exp(lse_part)) is the LSE of all the keys.
 //
 // Algorithm A row is the work of kWarpsPerRow warps, which share its parts; lane l has the columns
-//           l, l + 32, ... of a panel. The LSEs come first (a lane each), then O weighted by them.
-//           A part without keys (-inf) is skipped: its O need not have been written. A sink joins
-//           the sum here and nowhere else.
+//           l, l + 32, ... of a panel. O is read in batches of parts; the first is on its way while
+//           the LSEs (a lane each) become weights. A part without keys (-inf) is skipped: its O
+//           need not have been written. A sink joins the sum here and nowhere else.
 // Warps     kWarps = kBlockM rows * kWarpsPerRow.
 // Barriers  kWarpsPerRow > 1: one before and one after the warps' sums are added.
 // Shared    o [kWarps][kPanel + 1] fp32, with more than one warp a row.
@@ -29,6 +29,14 @@ inline constexpr int kWarpsPerRow = Config::kWarps / Config::kBlockM;
 // Columns that are summed at a time: at most 512, which are 16 registers a lane.
 template <class Config>
 inline constexpr int kPanel = RoundUp(Config::kHeadDimV < 512 ? Config::kHeadDimV : 512, 32);
+
+template <class Config>
+inline constexpr int kPanelColumns = kPanel<Config> / 32;  // of a lane
+// Parts that a warp reads at a time.
+template <class Config>
+inline constexpr int kBatch = kPanelColumns<Config> >= 16 ? 3
+                              : kPanelColumns<Config> > 4 ? 6
+                                                          : 12;
 
 template <class Config>
 struct SharedStorage {
@@ -63,6 +71,7 @@ struct WorkConfig {
   using Lengths = typename Config::Lengths;
   static constexpr int kBlockM = Config::kTileRows;
   static constexpr int kBlockN = Config::kTileKeys;
+  static constexpr int kStepKeys = Config::kTileStep;
   static constexpr int kChunk = Config::kChunk;
   static constexpr int kGroup = Config::kGroup;
   static constexpr i64 kBatch = Config::kBatch;
@@ -77,12 +86,15 @@ __device__ __forceinline__ RowParts<Config> DecodeParts(const Problem& problem, 
   using Work = WorkConfig<Config>;
   const abi::PartsArgs& args = params.parts;
   const int total = UnitsBefore<Work>(static_cast<int>(Batch<Work>(params)), params);
-  const UnitShares shares = SharesOf<Work>(total, static_cast<int>(args.parts));
+  const int lines = args.lines;
+  const UnitShares shares = SharesOf<Work>(total, args.line_blocks);
   const DecodeSequence sequence = SequenceAt<Work>(problem, params);
-  const i64 packed = i * Work::kGroup + problem.h % Work::kGroup;
-  const int item = static_cast<int>(problem.h_kv * sequence.row_tiles + packed / Work::kBlockM);
+  const int packed = static_cast<int>(i * Work::kGroup + problem.h % Work::kGroup);
+  const int h_kv = static_cast<int>(problem.h_kv);
+  const int head = DivideInts(h_kv, lines);
+  const int item = head * sequence.row_tiles + packed / Work::kBlockM;
   const int begin = UnitsBefore<Work>(static_cast<int>(problem.b), params) + item * sequence.units;
-  const int row = static_cast<int>(packed % Work::kBlockM);
+  const int row = packed % Work::kBlockM;
   i64 slot, slots_apart, first_shift = 0, parts;
   if constexpr (Work::kChunk != 0) {
     slot = begin;
@@ -90,8 +102,8 @@ __device__ __forceinline__ RowParts<Config> DecodeParts(const Problem& problem, 
     parts = sequence.units;
   } else {
     const int first = shares.BlockOf(begin);
-    slot = 2 * first;
-    slots_apart = 2;
+    slot = 2 * (i64{first} * lines + (h_kv - head * lines));
+    slots_apart = 2 * lines;
     parts = shares.BlockOf(begin + sequence.units - 1) - first + 1;
     // The first block's last piece, unless it begins with it.
     first_shift = shares.Begin(first) == begin ? 0 : 1;
@@ -122,30 +134,36 @@ __device__ __forceinline__ float TotalLse(const RowParts<Config>& row, float sin
   return FinishSoftmax(all, sum, sink).lse;
 }
 
-// Adds the weighted columns [first, first + kPanel) of the parts `warp`, `warp` + kWarpsPerRow, ...
+// Columns [first, first + kPanel) of the parts begin, begin + kWarpsPerRow, ...
 template <class Config>
-__device__ __forceinline__ void AddParts(float (&o)[kPanel<Config> / 32],
-                                         const RowParts<Config>& row, float lse, int first,
-                                         int warp, int lane) {
-  constexpr int kStep = kWarpsPerRow<Config>;
-  for (i64 begin = warp; begin < row.parts; begin += 32 * kStep) {
-    const i64 mine = begin + i64{lane} * kStep;
-    const float part_lse = mine < row.parts ? row.Lse(mine) : -Infinity();
-    // A total of +inf makes NaN, as it should.
-    const float weight = part_lse == -Infinity() ? 0.f : Exp(part_lse - lse);
-    const int count = static_cast<int>(Min(CeilDiv(row.parts - begin, kStep), 32));
-#pragma unroll 4
-    for (int n = 0; n < count; ++n) {
-      const bool empty = __shfl_sync(kAllLanes, part_lse, n) == -Infinity();
-      const float w = __shfl_sync(kAllLanes, weight, n);
-      if (empty) continue;
-      const typename Config::PartElement* part = row.O(begin + n * kStep);
+__device__ __forceinline__ void ReadBatch(float (&o)[kBatch<Config>][kPanelColumns<Config>],
+                                          const RowParts<Config>& row, int first, i64 begin,
+                                          int lane) {
 #pragma unroll
-      for (int k = 0; k < kPanel<Config> / 32; ++k) {
-        const int d = first + k * 32 + lane;
-        if (d < Config::kHeadDimV) o[k] = fmaf(w, static_cast<float>(part[d]), o[k]);
-      }
+  for (int n = 0; n < kBatch<Config>; ++n) {
+    const i64 part = begin + n * kWarpsPerRow<Config>;
+#pragma unroll
+    for (int k = 0; k < kPanelColumns<Config>; ++k) {
+      const int d = first + k * 32 + lane;
+      o[n][k] = part < row.parts && d < Config::kHeadDimV ? static_cast<float>(row.O(part)[d]) : 0;
     }
+  }
+}
+
+// Adds a batch, weighted by exp(part_lse - lse): lane n has that of part n.
+template <class Config>
+__device__ __forceinline__ void AddBatch(float (&sum)[kPanelColumns<Config>],
+                                         const float (&o)[kBatch<Config>][kPanelColumns<Config>],
+                                         float part_lse, float lse) {
+  // A total of +inf makes NaN, as it should.
+  const float weight = part_lse == -Infinity() ? 0.f : Exp(part_lse - lse);
+#pragma unroll
+  for (int n = 0; n < kBatch<Config>; ++n) {
+    const bool empty = __shfl_sync(kAllLanes, part_lse, n) == -Infinity();
+    const float w = __shfl_sync(kAllLanes, weight, n);
+    if (empty) continue;
+#pragma unroll
+    for (int k = 0; k < kPanelColumns<Config>; ++k) sum[k] = fmaf(w, o[n][k], sum[k]);
   }
 }
 
@@ -182,21 +200,34 @@ __device__ __forceinline__ void MergeRow(SharedStorage<Config>& shared, const Pr
       writes = false;
     }
   }
-  const float sink = Config::Sink::Logit(problem, params);
-  const float lse = TotalLse<Config>(row, sink, lane);
-  if (writes && warp == 0 && lane == 0) Config::Lse::Store(lse, problem, i, params);
   typename Config::OutElement* const out =
       static_cast<typename Config::OutElement*>(core.o) + problem.q_batch * core.o_strides.batch +
       problem.h * core.o_strides.head + row_index * core.o_strides.seq;
+  float lse = 0;
+  bool has_lse = false;
   for (int first = 0; first < Config::kHeadDimV; first += kPanel<Config>) {
-    float o[kPanel<Config> / 32] = {};
-    AddParts<Config>(o, row, lse, first, warp, lane);
+    float o[kPanelColumns<Config>] = {};
+    i64 begin = warp;
+    do {
+      float batch[kBatch<Config>][kPanelColumns<Config>];
+      ReadBatch<Config>(batch, row, first, begin, lane);
+      const i64 mine = begin + i64{lane} * kWarpsPerRow<Config>;
+      const float part_lse =
+          lane < kBatch<Config> && mine < row.parts ? row.Lse(mine) : -Infinity();
+      if (!has_lse) {
+        lse = TotalLse<Config>(row, Config::Sink::Logit(problem, params), lane);
+        if (writes && warp == 0 && lane == 0) Config::Lse::Store(lse, problem, i, params);
+        has_lse = true;
+      }
+      AddBatch<Config>(o, batch, part_lse, lse);
+      begin += kBatch<Config> * kWarpsPerRow<Config>;
+    } while (begin < row.parts);
     if constexpr (kWarpsPerRow<Config> != 1) {
 #pragma unroll
-      for (int k = 0; k < kPanel<Config> / 32; ++k) shared.o[block_warp][k * 32 + lane] = o[k];
+      for (int k = 0; k < kPanelColumns<Config>; ++k) shared.o[block_warp][k * 32 + lane] = o[k];
       __syncthreads();
 #pragma unroll
-      for (int k = 0; k < kPanel<Config> / 32; ++k) {
+      for (int k = 0; k < kPanelColumns<Config>; ++k) {
         o[k] = 0;
         for (int w = 0; w < kWarpsPerRow<Config>; ++w) {
           o[k] += shared.o[block_warp - warp + w][k * 32 + lane];
@@ -205,7 +236,7 @@ __device__ __forceinline__ void MergeRow(SharedStorage<Config>& shared, const Pr
       __syncthreads();
     }
 #pragma unroll
-    for (int k = 0; k < kPanel<Config> / 32; ++k) {
+    for (int k = 0; k < kPanelColumns<Config>; ++k) {
       const int d = first + k * 32 + lane;
       if (writes && k % kWarpsPerRow<Config> == warp && d < Config::kHeadDimV) {
         FromFloat(o[k], &out[d]);
@@ -220,6 +251,8 @@ __device__ __forceinline__ void Run(const Params& params) {
   extern __shared__ __align__(16) u8 shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
   const abi::AttnFwdParams& core = params.core;
+  // The kernel of the next call may take its place; it waits for the end of this one.
+  ptx::griddepcontrol_launch_dependents();
   if constexpr (Config::kTileRows == 0) ptx::griddepcontrol_wait();
   const i64 row_tiles = CeilDiv(core.seqlen_q, Config::kBlockM);
   const i64 tiles = core.batch * core.heads_q * row_tiles;

@@ -5,25 +5,27 @@
 //           (row = i * group + head within the group), so that K and V are read once for all of
 //           them. Blocks get equal shares of the keys of all sequences (policy/decode_work.cuh).
 //           What several blocks have of one tile is merged by attn_combine.
-// Warps     kMWarps 1: every warp has all 16 rows and keys of its own: steps of kStepKeys keys,
-//           dealt to the kTeams warps in turn. Each has its own ring of copies and its own softmax,
-//           and meets the others only at the end of a piece.
-//           kMWarps > 1 (kTeams 1): every warp has 16 of the rows, and all of them share the keys.
-// Copies    cp.async into a ring of kStages steps, kStages - 1 ahead of the products.
-// Barriers  kMWarps 1: a warp's own, one a step. Otherwise the block's, one a step. Three of the
-//           block at the end of a piece, around the merge of its warps.
+//           Products are transposed: S^T = K Q^T and O^T = V^T P^T. Keys, and columns of V, are the
+//           16 rows of a fragment, and packed rows its 8 columns, of which few are left unused.
+// Warps     kTeams of kRowWarps warps. A team has keys of its own, steps of kStepKeys dealt to the
+//           teams in turn, with its own ring of copies and its own softmax; teams meet only at the
+//           end of a piece. The warps of a team have 8 * kRowTiles of the rows each.
+// Copies    cp.async into a ring of kStages steps, kStages - 1 ahead of the products. The ring does
+//           not run empty between pieces: copies of the next piece start while this one is still
+//           computed, and are on their way while it is merged and stored.
+// Barriers  A team's own, one a step. Two of the block at the end of a piece, around the merge.
 // NaN, Inf  Rows of K and V that no row of the tile may see are not copied but zeroed, so that
 //           nothing of them reaches P * V.
 // 8 bits    Stored values become fp16 in registers, exactly. K: the order of the columns within a
-//           step of the product is permuted, in Q likewise. V: the columns of two n8 tiles are
-//           interleaved, which OutputColumn undoes. bf16 queries are scaled by a power of two per
-//           row to fit fp16. Scales of V per token join the exponent of the weights, whose
-//           reference is then another one for O than for the sum.
+//           step of the product is permuted, in Q likewise. V: even columns are the upper 8 rows of
+//           a fragment and odd ones the lower, which OutputColumn undoes. bf16 queries are scaled
+//           by a power of two per row to fit fp16. Scales of K per token multiply scores, those of
+//           V weights, which then have a reference of their own for O.
 // Shared    ring of a team [kStages]: k [kStepKeys][kPitchK] bytes, v [kStepKeys][kPitchV];
-//           at the end of a piece there: o [16][kPitchO] fp32 of every warp
-//           pages [kTeams][kStages + 1][kStepKeys], where a step may cross pages: they are written
-//           before the barrier that ends the step before the last, hence one more
-//           scale, reference, sum [kWarps][16], of a warp's o
+//           at the end of a piece, in the stage that was used last: o [kTeamRows][kPitchO] fp32
+//           pages [kTeams][kStages + 1][kStepKeys], where a step may cross pages
+//           pieces [kWarps], see mma/step_queue.cuh
+//           scale, reference, sum [kTeams][kBlockM], of a team's o, and its stage
 #ifndef TILEWRIGHT_FAMILY_ATTN_DECODE_CUH_
 #define TILEWRIGHT_FAMILY_ATTN_DECODE_CUH_
 
@@ -35,9 +37,8 @@
 #include "core/problem.cuh"
 #include "core/warp_reduce.cuh"
 #include "core/widen_pair.cuh"
-#include "mma/packed_rows.cuh"
-#include "mma/score_tile.cuh"
-#include "mma/step_copy.cuh"
+#include "mma/packed_columns.cuh"
+#include "mma/step_queue.cuh"
 #include "policy/decode_work.cuh"
 #include "policy/dropout.cuh"
 #include "policy/kv_rows.cuh"
@@ -50,6 +51,7 @@
 #include "ptx/griddep.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma_sync.cuh"
+#include "ptx/named_barrier.cuh"
 #include "ptx/special.cuh"
 
 namespace tilewright {
@@ -73,117 +75,149 @@ struct Shape {
   // bf16 queries do not fit fp16 as they are.
   static constexpr bool kScalesRows = kBytes && kIsSame<Element, Bf16>;
 
-  static constexpr int kWarps = Config::kTeams * Config::kMWarps;
+  static constexpr int kTeamThreads = Config::kRowWarps * 32;
+  static constexpr int kWarps = Config::kTeams * Config::kRowWarps;
   static constexpr int kThreads = kWarps * 32;
-  static constexpr int kTeamThreads = Config::kMWarps * 32;
   static constexpr int kStep = Config::kStepKeys;
-  // Columns of K, padded to whole 16-byte ldmatrix rows of both halves of a read.
+  static constexpr int kKeyTiles = kStep / 16;
+  static constexpr int kRowTiles = Config::kRowTiles;
+  // Columns, padded to whole ldmatrix reads.
   static constexpr int kDimK = RoundUp(Config::kHeadDimQk, kBytes ? 32 : 16);
   static constexpr int kQSteps = kDimK / 16;
-  static constexpr int kDimV = RoundUp(Config::kHeadDimV, kBytes ? 16 : 8);
-  static constexpr int kVTiles = kDimV / 8;
-  static constexpr int kNTiles = kStep / 8;
+  static constexpr int kDimV = RoundUp(Config::kHeadDimV, 16);
+  static constexpr int kVTiles = kDimV / 16;
   // Bytes between rows: an odd number of 16-byte chunks.
   static constexpr int kPitchK = 16 * (kDimK * static_cast<int>(sizeof(KvElement)) / 16 | 1);
-  static constexpr int kPitchV =
-      16 * (RoundUp(kDimV * static_cast<int>(sizeof(KvElement)), 16) / 16 | 1);
+  static constexpr int kPitchV = 16 * (kDimV * static_cast<int>(sizeof(KvElement)) / 16 | 1);
   static constexpr int kPitchO = RoundUp(Config::kHeadDimV, 4) + 4;
   static constexpr bool kOnePage = tilewright::kOnePage<Config, kStep>;
 };
 
 template <class Config>
 struct Stage {
-  alignas(16) u8 k[Shape<Config>::kStep][Shape<Config>::kPitchK];
-  alignas(16) u8 v[Shape<Config>::kStep][Shape<Config>::kPitchV];
-  // Of K and of V, by key, where each key has its own.
-  alignas(16) float scales[2][Config::kScalePerToken ? Shape<Config>::kStep : 2];
+  using S = Shape<Config>;
+  union {
+    struct {
+      alignas(16) u8 k[S::kStep][S::kPitchK];
+      alignas(16) u8 v[S::kStep][S::kPitchV];
+      // Of K and of V, by key, where each key has its own.
+      alignas(16) float scales[2][Config::kScalePerToken ? S::kStep : 2];
+    };
+    alignas(16) float o[Config::kBlockM][S::kPitchO];
+  };
 };
 
 template <class Config>
 struct SharedStorage {
   using S = Shape<Config>;
-  union {
-    Stage<Config> ring[Config::kTeams][Config::kStages];
-    alignas(16) float o[S::kWarps][16][S::kPitchO];
-  };
+  Stage<Config> ring[Config::kTeams][Config::kStages];
+  PieceQueue<Config> pieces[S::kWarps];
   i32 pages[S::kOnePage ? 1 : Config::kTeams][S::kOnePage ? 1 : Config::kStages + 1]
-           [S::kOnePage ? 1 : S::kStep];
-  float scale[S::kWarps][16];
-  float reference[S::kWarps][16];
-  float sum[S::kWarps][16];
+           [S::kOnePage ? 4 : S::kStep];
+  float scale[Config::kTeams][Config::kBlockM];
+  float reference[Config::kTeams][Config::kBlockM];
+  float sum[Config::kTeams][Config::kBlockM];
+  int last[Config::kTeams];  // the stage that o is in
 };
 
-// A warp's part of a piece.
 template <class Config, class Params>
 struct Warp {
   using S = Shape<Config>;
   using Element = typename S::Element;
   using KvElement = typename S::KvElement;
   using Operand = typename S::Operand;
+  using Scores = float[S::kKeyTiles][S::kRowTiles][4];
 
   SharedStorage<Config>& shared;
   const Params& params;
   const int lane = static_cast<int>(threadIdx.x % 32);
-  const int team = Config::kMWarps == 1 ? static_cast<int>(threadIdx.x / 32) : 0;
-  const int m_warp = Config::kMWarps == 1 ? 0 : static_cast<int>(threadIdx.x / 32);
-  const Piece piece;
-  const KeyBounds bounds;
-  StepCopy<Config, Params, S::kStep, S::kTeamThreads> copy;
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  const int team = warp / Config::kRowWarps;
+  // Of the tile: this warp's first.
+  const int first_row = warp % Config::kRowWarps * S::kRowTiles * 8;
+
+  StepQueue<Config, Params, Config::kTeams, S::kTeamThreads> queue;
+  int copied = 0;   // steps of this team whose copies have started
+  int done = 0;     // and that have been computed
   u32 missing = 0;  // bit n % 32: the page of step n is missing
-  u32 q[S::kQSteps][4];
-  float row_factor[2];
-  float o[1][S::kVTiles][4];
-  SoftmaxState<1> softmax;
-  SoftmaxState<1> value_softmax;  // kScalePerToken: of O
+  bool waited = false;
+  u32 q[S::kRowTiles][S::kQSteps][2];
+  float row_factor[S::kRowTiles][2];
+  float o[S::kVTiles][S::kRowTiles][4];
+  ColumnSoftmax<S::kRowTiles> softmax;
+  float value_reference[S::kRowTiles][2];  // kScalePerToken: of O
 
-  __device__ __forceinline__ Warp(SharedStorage<Config>& shared, const Piece& piece,
-                                  const Params& params)
-      : shared(shared),
-        params(params),
-        piece(piece),
-        bounds(BoundsOf<Config>(piece, params)),
-        copy(params, piece.problem, bounds,
-             Config::kMWarps == 1 ? lane : static_cast<int>(threadIdx.x)) {}
+  __device__ __forceinline__ Warp(SharedStorage<Config>& shared, const Params& params)
+      : shared(shared), params(params), queue(shared.pieces[warp], team, params) {}
 
-  __device__ __forceinline__ int Steps() const {
-    return (piece.kv_end - piece.kv_begin + S::kStep - 1) / S::kStep;
-  }
-  // The first key of this team's step n.
-  __device__ __forceinline__ int KeyOf(int n) const {
-    return piece.kv_begin + (n * Config::kTeams + team) * S::kStep;
-  }
-  __device__ __forceinline__ int TeamSteps() const {
-    return (Steps() - team + Config::kTeams - 1) / Config::kTeams;
-  }
   __device__ __forceinline__ void Sync() const {
-    if constexpr (Config::kMWarps == 1) {
+    if constexpr (Config::kRowWarps == 1) {
       __syncwarp();
     } else {
-      __syncthreads();
+      ptx::bar_sync(1 + team, S::kTeamThreads);
     }
   }
 
-  // Starts the copies of step n, if there is one, and looks up the page of the next.
-  __device__ __forceinline__ void StartStep(int n) {
-    if (n < TeamSteps()) {
-      const abi::AttnFwdParams& core = params.core;
-      const int key = KeyOf(n);
-      const u32 bit = 1u << (n & 31);
-      missing = copy.Missing() ? missing | bit : missing & ~bit;
-      Stage<Config>& stage = shared.ring[team][n % Config::kStages];
-      const i32* pages = PagesOf(n);
-      copy.template Start<Config::kHeadDimQk, S::kDimK>(stage.k, core.k, core.k_strides,
-                                                        copy.wide_k, key, pages);
-      copy.template Start<Config::kHeadDimV, S::kDimV>(stage.v, core.v, core.v_strides, copy.wide_v,
-                                                       key, pages);
-      if constexpr (Config::kScalePerToken) {
-        copy.StartScales(stage.scales[0], params.k_scale, key, pages);
-        copy.StartScales(stage.scales[1], params.v_scale, key, pages);
-      }
-      copy.LookUp(KeyOf(n + 1));
+  // ---- copies
+  // -----------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void StartStep() {
+    const abi::AttnFwdParams& core = params.core;
+    const auto& copy = queue.copy;
+    const u32 bit = 1u << (copied & 31);
+    missing = copy.Missing() ? missing | bit : missing & ~bit;
+    Stage<Config>& stage = shared.ring[team][copied % Config::kStages];
+    const i32* pages = PagesOf(copied);
+    copy.template Start<Config::kHeadDimQk, S::kDimK>(stage.k, copy.k, core.k_strides, copy.wide_k,
+                                                      queue.key, pages);
+    copy.template Start<Config::kHeadDimV, S::kDimV>(stage.v, copy.v, core.v_strides, copy.wide_v,
+                                                     queue.key, pages);
+    if constexpr (Config::kScalePerToken) {
+      copy.StartScales(stage.scales[0], params.k_scale, copy.scales_k, queue.key, pages);
+      copy.StartScales(stage.scales[1], params.v_scale, copy.scales_v, queue.key, pages);
     }
     ptx::cp_async_commit_group();
+    ++copied;
+    queue.Advance();
   }
+
+  // Starts copies until `limit` steps have been copied, or nothing is left to be.
+  __device__ __forceinline__ void Fill(int limit) {
+    while (copied < limit && queue.Find()) {
+      WaitForKernelAhead();
+      if constexpr (!S::kOnePage) {
+        queue.copy.Publish(PagesOf(copied));
+        Sync();
+      }
+      StartStep();
+    }
+  }
+
+  // Waits for this thread's copies of the step that is computed next.
+  __device__ __forceinline__ void WaitForStep() const {
+    if (copied - done == Config::kStages) {
+      ptx::cp_async_wait_group<Config::kStages - 1>();
+    } else if (copied - done == Config::kStages - 1) {
+      ptx::cp_async_wait_group<Config::kStages - 2>();
+    } else {
+      ptx::cp_async_wait_group<0>();
+    }
+  }
+
+  // What the kernel ahead has left may be read from then on; it may be attn_combine of another
+  // call, or anything. The first piece is found meanwhile, if that takes no memory.
+  static constexpr bool kStartsEarly =
+      kSequencesAreAlike<Config, Params> && Config::KvRows::kIsDense && !Config::kScalePerToken;
+  __device__ __forceinline__ void WaitForKernelAhead() {
+    if constexpr (kStartsEarly) {
+      if (waited) return;
+      waited = true;
+      ptx::griddepcontrol_wait();
+      // attn_combine may take its place behind this kernel; it waits for the end of it.
+      ptx::griddepcontrol_launch_dependents();
+    }
+  }
+
   // Where the pages of step n's keys are, when there are several.
   __device__ __forceinline__ i32* PagesOf(int n) const {
     return S::kOnePage ? nullptr : &shared.pages[team][n % (Config::kStages + 1)][0];
@@ -192,24 +226,30 @@ struct Warp {
   // ---- queries
   // ---------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ void LoadQueries() {
+  __device__ __forceinline__ void LoadQueries(const Piece& piece) {
     // Fragments hold columns 2 q, 2 q + 1 and 8 more; of stored bytes four in a row.
-    LoadPackedQueries<Config, S::kBytes>(q, piece, m_warp * 16, params);
+    LoadQueryColumns<Config, S::kBytes>(q, piece, first_row, 0, params);
     if constexpr (S::kScalesRows) {
-      FitRow(0);
-      FitRow(1);
+#pragma unroll
+      for (int tile = 0; tile < S::kRowTiles; ++tile) {
+        const float factor = FitRow(q[tile]);
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          row_factor[tile][c] = __shfl_sync(kAllLanes, factor, (lane % 4 * 2 + c) * 4);
+        }
+      }
     }
   }
 
   // bf16 to fp16: a power of two brings the largest element of the row to [2^14, 2^15). What then
-  // underflows is below 2^-38 of it.
-  __device__ __forceinline__ void FitRow(int r) {
+  // underflows is below 2^-38 of it. Returns what the products are to be multiplied with.
+  __device__ __forceinline__ static float FitRow(u32 (&row)[S::kQSteps][2]) {
     float highest = 0;
 #pragma unroll
     for (int step = 0; step < S::kQSteps; ++step) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const u32 pair = q[step][r + 2 * half];
+        const u32 pair = row[step][half];
         highest = fmaxf(highest, FloatOfBits(pair << 16 & 0x7fffffffu));
         highest = fmaxf(highest, FloatOfBits(pair & 0x7fff0000u));
       }
@@ -217,357 +257,442 @@ struct Warp {
     highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 1));
     highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 2));
     const int exponent = static_cast<int>(Max(BitsOfFloat(highest) >> 23, 41)) - 127 - 14;
-    row_factor[r] = FloatOfBits(static_cast<u32>(127 + exponent) << 23);
     const float inverse = FloatOfBits(static_cast<u32>(127 - exponent) << 23);
 #pragma unroll
     for (int step = 0; step < S::kQSteps; ++step) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        u32& pair = q[step][r + 2 * half];
+        u32& pair = row[step][half];
         pair = ptx::cvt_rn_x2_f32(FloatOfBits(pair & 0xffff0000u) * inverse,
                                   FloatOfBits(pair << 16) * inverse, Fp16{});
       }
     }
+    return FloatOfBits(static_cast<u32>(127 + exponent) << 23);
   }
 
   // ---- products
   // --------------------------------------------------------------------------------------
 
-  // s = Q K^T of a step.
-  __device__ __forceinline__ void Scores(float (&s)[1][S::kNTiles][4],
-                                         const Stage<Config>& stage) const {
-#pragma unroll
-    for (int n = 0; n < S::kNTiles; ++n) {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) s[0][n][c] = 0;
-    }
-    const unsigned k_address =
-        ptx::SharedAddress(&stage.k[lane % 8 + lane / 16 * 8][lane / 8 % 2 * 16]);
+  // The lane's row in the 8x8 matrices of an ldmatrix of 16 rows and two chunks, and its chunk.
+  // K: matrices go down the rows first; V, transposed: to the right first.
+  __device__ __forceinline__ unsigned KeyAddress(const Stage<Config>& stage) const {
+    return ptx::SharedAddress(&stage.k[lane % 16][lane / 16 * 16]);
+  }
+  __device__ __forceinline__ unsigned ValueAddress(const Stage<Config>& stage) const {
+    // Of stored bytes one chunk is 16 columns, and the second matrix has further keys.
+    return S::kBytes ? ptx::SharedAddress(&stage.v[lane % 16][lane / 16 * 16])
+                     : ptx::SharedAddress(&stage.v[lane % 8 + lane / 16 * 8][lane / 8 % 2 * 16]);
+  }
+
+  // s = K Q^T of a step, in two chains where products would wait for one another.
+  __device__ __forceinline__ void MultiplyKeys(Scores& s, const Stage<Config>& stage) const {
+    constexpr int kChains = S::kKeyTiles * S::kRowTiles == 1 && S::kQSteps > 1 ? 2 : 1;
+    float chain[kChains][S::kKeyTiles][S::kRowTiles][4] = {};
+    const unsigned address = KeyAddress(stage);
 #pragma unroll
     for (int step = 0; step < S::kQSteps; step += S::kBytes ? 2 : 1) {
 #pragma unroll
-      for (int n = 0; n < S::kNTiles; n += 2) {
-        u32 b[4];
-        ptx::ldmatrix_x4(b, k_address + n * 8 * S::kPitchK + step * (S::kBytes ? 16 : 32));
+      for (int key = 0; key < S::kKeyTiles; ++key) {
+        u32 stored[4];
+        ptx::ldmatrix_x4(stored, address + key * 16 * S::kPitchK + step * (S::kBytes ? 16 : 32));
         if constexpr (S::kBytes) {
           constexpr KvElement kStored{};
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-#pragma unroll
-            for (int k = 0; k < 2; ++k) {
-              const u32 stored = b[2 * half + k];
-              ptx::mma_m16n8k16(s[0][n + half], q[step + k], WidenPair(stored, kStored),
-                                WidenPair(stored >> 16, kStored), Operand{});
-            }
+            const u32 upper = stored[2 * half], lower = stored[2 * half + 1];
+            const u32 a[4] = {WidenPair(upper, kStored), WidenPair(lower, kStored),
+                              WidenPair(upper >> 16, kStored), WidenPair(lower >> 16, kStored)};
+            AddKeys(chain[half % kChains][key], a, step + half);
           }
         } else {
-          ptx::mma_m16n8k16(s[0][n], q[step], b[0], b[1], Operand{});
-          ptx::mma_m16n8k16(s[0][n + 1], q[step], b[2], b[3], Operand{});
+          AddKeys(chain[step % kChains][key], stored, step);
+        }
+      }
+    }
+#pragma unroll
+    for (int key = 0; key < S::kKeyTiles; ++key) {
+#pragma unroll
+      for (int tile = 0; tile < S::kRowTiles; ++tile) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          s[key][tile][c] = chain[0][key][tile][c];
+          if constexpr (kChains == 2) s[key][tile][c] += chain[1][key][tile][c];
         }
       }
     }
   }
-
-  // Two keys' elements of one column, of four bytes: columns 2 c and 2 c + 1 of one key, then of
-  // the next.
-  __device__ __forceinline__ static u32 KeyPair(u32 stored, int odd) {
-    const u32 shifted = odd != 0 ? stored >> 8 : stored;
-    return WidenPair((shifted & 0xff) | (shifted >> 8 & 0xff00), KvElement{});
+  __device__ __forceinline__ void AddKeys(float (&s)[S::kRowTiles][4], const u32 (&a)[4],
+                                          int step) const {
+#pragma unroll
+    for (int tile = 0; tile < S::kRowTiles; ++tile) {
+      ptx::mma_m16n8k16(s[tile], a, q[tile][step][0], q[tile][step][1], Operand{});
+    }
   }
 
-  // o += P V of a step, where P is the 16-bit form of `weights`.
-  __device__ __forceinline__ void WeightedSum(const float (&weights)[1][S::kNTiles][4],
-                                              const Stage<Config>& stage) {
-    const unsigned v_address = ptx::SharedAddress(&stage.v[lane % 16][lane / 16 * 16]);
+  // o += V^T P^T of a step, where P is the 16-bit form of `weights`.
+  __device__ __forceinline__ void AddValues(const Scores& weights, const Stage<Config>& stage) {
+    const unsigned v_address = ValueAddress(stage);
 #pragma unroll
-    for (int step = 0; step < S::kStep / 16; ++step) {
-      u32 p[4];
+    for (int key = 0; key < S::kKeyTiles; ++key) {
+      u32 p[S::kRowTiles][2];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float(&w)[4] = weights[0][2 * step + half];
-        p[2 * half] = ptx::cvt_rn_x2_f32(w[1], w[0], Operand{});
-        p[2 * half + 1] = ptx::cvt_rn_x2_f32(w[3], w[2], Operand{});
+      for (int tile = 0; tile < S::kRowTiles; ++tile) {
+        const float(&w)[4] = weights[key][tile];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          p[tile][half] =
+              ptx::movmatrix_trans(ptx::cvt_rn_x2_f32(w[2 * half + 1], w[2 * half], Operand{}));
+        }
       }
-      const unsigned address = v_address + step * 16 * S::kPitchV;
-      // A read has the columns of two n8 tiles of 16-bit elements, or of four of 8-bit ones.
-      constexpr int kTilesOfHalf = S::kBytes ? 2 : 1;
+      const unsigned address = v_address + key * 16 * S::kPitchV;
+      if constexpr (S::kBytes) {
 #pragma unroll
-      for (int n = 0; n + 2 * kTilesOfHalf <= S::kVTiles; n += 2 * kTilesOfHalf) {
-        u32 b[4];
-        ptx::ldmatrix_x4_trans(b, address + n * 16 / kTilesOfHalf);
-        AddTiles(n, p, b[0], b[1]);
-        AddTiles(n + kTilesOfHalf, p, b[2], b[3]);
-      }
-      if constexpr (S::kVTiles / kTilesOfHalf % 2 == 1) {
-        u32 b[2];
-        constexpr int kLast = S::kVTiles - kTilesOfHalf;
-        ptx::ldmatrix_x2_trans(b, address + kLast * 16 / kTilesOfHalf);
-        AddTiles(kLast, p, b[0], b[1]);
+        for (int n = 0; n + 2 <= S::kVTiles; n += 2) {
+          u32 stored[4];
+          ptx::ldmatrix_x4_trans(stored, address + n * 16);
+          AddColumns(n, stored[0], stored[1], p);
+          AddColumns(n + 1, stored[2], stored[3], p);
+        }
+        if constexpr (S::kVTiles % 2 == 1) {
+          u32 stored[2];
+          ptx::ldmatrix_x2_trans(stored, address + (S::kVTiles - 1) * 16);
+          AddColumns(S::kVTiles - 1, stored[0], stored[1], p);
+        }
+      } else {
+#pragma unroll
+        for (int n = 0; n < S::kVTiles; ++n) {
+          u32 a[4];
+          ptx::ldmatrix_x4_trans(a, address + n * 32);
+#pragma unroll
+          for (int tile = 0; tile < S::kRowTiles; ++tile) {
+            ptx::mma_m16n8k16(o[n][tile], a, p[tile][0], p[tile][1], Operand{});
+          }
+        }
       }
     }
   }
-  __device__ __forceinline__ void AddTiles(int n, const u32 (&p)[4], u32 b0, u32 b1) {
-    if constexpr (S::kBytes) {
+  // 16 columns of 8 and of 8 further keys, stored as bytes.
+  __device__ __forceinline__ void AddColumns(int n, u32 keys, u32 further,
+                                             const u32 (&p)[S::kRowTiles][2]) {
+    constexpr KvElement kStored{};
+    const u32 a[4] = {WidenEven(keys, kStored), WidenOdd(keys, kStored),
+                      WidenEven(further, kStored), WidenOdd(further, kStored)};
 #pragma unroll
-      for (int odd = 0; odd < 2; ++odd) {
-        ptx::mma_m16n8k16(o[0][n + odd], p, KeyPair(b0, odd), KeyPair(b1, odd), Operand{});
-      }
-    } else {
-      ptx::mma_m16n8k16(o[0][n], p, b0, b1, Operand{});
+    for (int tile = 0; tile < S::kRowTiles; ++tile) {
+      ptx::mma_m16n8k16(o[n][tile], a, p[tile][0], p[tile][1], Operand{});
     }
   }
   // The column of V behind element c of tile n.
   __device__ __forceinline__ static int OutputColumn(int n, int c) {
-    if constexpr (S::kBytes) return n / 2 * 16 + 2 * ColumnOf(0, c) + n % 2;
-    return ColumnOf(n, c);
+    const int row = static_cast<int>(threadIdx.x % 32) / 4;
+    return S::kBytes ? n * 16 + 2 * row + c / 2 : n * 16 + row + c / 2 * 8;
   }
 
   // ---- scores
   // ----------------------------------------------------------------------------------------
 
   // Zeroes the rows of V that a rule per element hides from all rows, for NaN * 0 is NaN.
-  __device__ __forceinline__ void ZeroUnseenValues(const float (&s)[1][S::kNTiles][4],
-                                                   Stage<Config>& stage) {
-    u32 unseen = 0;  // bit 2 * tile + c: of this lane's columns
+  __device__ __forceinline__ void ZeroUnseenValues(const Scores& s, Stage<Config>& stage) const {
+    u32 unseen = 0;  // bit 2 * tile + half: of this lane's keys
 #pragma unroll
-    for (int tile = 0; tile < S::kNTiles; ++tile) {
+    for (int key = 0; key < S::kKeyTiles; ++key) {
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const bool hidden = s[0][tile][c] == -Infinity() && s[0][tile][2 + c] == -Infinity();
-        unseen |= hidden ? 1u << (2 * tile + c) : 0u;
+      for (int half = 0; half < 2; ++half) {
+        bool hidden = true;
+#pragma unroll
+        for (int tile = 0; tile < S::kRowTiles; ++tile) {
+          hidden = hidden && s[key][tile][2 * half] == -Infinity() &&
+                   s[key][tile][2 * half + 1] == -Infinity();
+        }
+        unseen |= hidden ? 1u << (2 * key + half) : 0u;
       }
     }
-#pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2) {
-      unseen &= __shfl_xor_sync(kAllLanes, unseen, distance);
-    }
+    unseen &= __shfl_xor_sync(kAllLanes, unseen, 1);
+    unseen &= __shfl_xor_sync(kAllLanes, unseen, 2);
     if (!__any_sync(kAllLanes, unseen != 0)) return;
 #pragma unroll
-    for (int tile = 0; tile < S::kNTiles; ++tile) {
+    for (int key = 0; key < S::kKeyTiles; ++key) {
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        if ((unseen >> (2 * tile + c) & 1) == 0) continue;
-        KvElement* row = reinterpret_cast<KvElement*>(stage.v[ColumnOf(tile, c)]);
-        for (int d = lane / 4; d < Config::kHeadDimV; d += 8) row[d] = KvElement{0};
+      for (int half = 0; half < 2; ++half) {
+        if ((unseen >> (2 * key + half) & 1) == 0) continue;
+        KvElement* row = reinterpret_cast<KvElement*>(stage.v[key * 16 + half * 8 + lane / 4]);
+        for (int d = lane % 4; d < Config::kHeadDimV; d += 4) row[d] = KvElement{0};
       }
     }
     __syncwarp();
   }
 
-  // Step n, whose copies have arrived.
-  __device__ __forceinline__ void Step(int n, float scale, float to_log2) {
-    Stage<Config>& stage = shared.ring[team][n % Config::kStages];
-    float s[1][S::kNTiles][4];
-    Scores(s, stage);
-    if constexpr (S::kScalesRows) {
+  // Turns weights into those of stored values: times the values' scales, to a reference that keeps
+  // them below 2^8.
+  __device__ __forceinline__ void ScaleWeights(Scores& weights, const Stage<Config>& stage) {
+    float of_key[S::kKeyTiles][2];
 #pragma unroll
-      for (int tile = 0; tile < S::kNTiles; ++tile) {
+    for (int key = 0; key < S::kKeyTiles; ++key) {
 #pragma unroll
-        for (int c = 0; c < 4; ++c) s[0][tile][c] *= row_factor[c / 2];
+      for (int half = 0; half < 2; ++half) {
+        of_key[key][half] = stage.scales[1][key * 16 + half * 8 + lane / 4];
       }
     }
-    if constexpr (Config::kScalePerToken) {
+    bool moves = false;
+    float highest[S::kRowTiles][2];
 #pragma unroll
-      for (int tile = 0; tile < S::kNTiles; ++tile) {
+    for (int tile = 0; tile < S::kRowTiles; ++tile) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        highest[tile][c] = 0;
+#pragma unroll
+        for (int key = 0; key < S::kKeyTiles; ++key) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            float& w = weights[key][tile][2 * half + c];
+            // A key that is not seen may have any scale.
+            w = w == 0 ? 0.f : w * of_key[key][half];
+            highest[tile][c] = fmaxf(highest[tile][c], fabsf(w));
+          }
+        }
+        moves |= highest[tile][c] >
+                 PowerBetween(value_reference[tile][c], softmax.reference[tile][c]) * 256;
+      }
+    }
+    if (__any_sync(kAllLanes, moves)) {
+#pragma unroll
+      for (int tile = 0; tile < S::kRowTiles; ++tile) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          const float of_key = stage.scales[0][ColumnOf(tile, c)];
-          s[0][tile][c] *= of_key;
-          s[0][tile][2 + c] *= of_key;
+          const float top = ColumnMax(highest[tile][c]);
+          const float before = value_reference[tile][c];
+          if (top > 0) {
+            const float after = softmax.reference[tile][c] + ptx::lg2_approx_ftz(top);
+            value_reference[tile][c] = fmaxf(before, after);
+          }
+          ScaleColumn(o, tile, c, ptx::ex2_approx_ftz(before - value_reference[tile][c]));
         }
       }
     }
-    const int key = KeyOf(n);
-    const bool full = key >= bounds.full_begin && key + S::kStep <= bounds.full_end;
-    ApplyPackedPolicies<Config, S::kOnePage>(s[0], piece, m_warp * 16, key, full, scale, PagesOf(n),
-                                             params);
-    if constexpr (!Config::Mask::kIsInterval) ZeroUnseenValues(s, stage);
-    if constexpr (Config::kScalePerToken) {
-      // Weights of O: 2^(s + log2 |scale|) with the scale's sign, relative to a reference of
-      // theirs.
-      float weights[1][S::kNTiles][4];
-      u32 negative = 0;
 #pragma unroll
-      for (int tile = 0; tile < S::kNTiles; ++tile) {
+    for (int tile = 0; tile < S::kRowTiles; ++tile) {
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const float of_value = stage.scales[1][ColumnOf(tile, c)];
-          negative |= of_value < 0 ? 1u << (2 * tile + c) : 0u;
-          const float exponent = ptx::lg2_approx_ftz(of_value < 0 ? -of_value : of_value);
+      for (int c = 0; c < 2; ++c) {
+        const float factor = PowerBetween(softmax.reference[tile][c], value_reference[tile][c]);
 #pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            const float score = s[0][tile][2 * r + c];
-            weights[0][tile][2 * r + c] =
-                score == -Infinity() ? score : fmaf(score, to_log2, exponent);
+        for (int key = 0; key < S::kKeyTiles; ++key) {
+          weights[key][tile][c] *= factor;
+          weights[key][tile][2 + c] *= factor;
+        }
+      }
+    }
+  }
+  // 2^(a - b), kept finite. Where one of the references has not been set, weights are 0.
+  __device__ __forceinline__ static float PowerBetween(float a, float b) {
+    return ptx::ex2_approx_ftz(fminf(a - b, 120.f));
+  }
+
+  // The step that is computed next, whose copies have arrived.
+  __device__ __forceinline__ void Step(const OpenPiece& open, int key, float scale, float to_log2) {
+    Stage<Config>& stage = shared.ring[team][done % Config::kStages];
+    Scores s;
+    MultiplyKeys(s, stage);
+    if constexpr (S::kScalesRows || Config::kScalePerToken) {
+#pragma unroll
+      for (int tile_key = 0; tile_key < S::kKeyTiles; ++tile_key) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          float of_key = 1;
+          if constexpr (Config::kScalePerToken) {
+            of_key = stage.scales[0][tile_key * 16 + c / 2 * 8 + lane / 4];
+          }
+#pragma unroll
+          for (int tile = 0; tile < S::kRowTiles; ++tile) {
+            float factor = of_key;
+            if constexpr (S::kScalesRows) factor *= row_factor[tile][c % 2];
+            s[tile_key][tile][c] *= factor;
           }
         }
       }
-      float none[1][1][4] = {};
-      WatchMaxima(s, none, softmax, to_log2, true, 0);
-      Weights<S::kNTiles>(s, softmax, to_log2, 0);
-      WatchMaxima(weights, o, value_softmax, 1.f, true, 0);
-      Weights<S::kNTiles>(weights, value_softmax, 1.f, 0);
-#pragma unroll
-      for (int tile = 0; tile < S::kNTiles; ++tile) {
-#pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          if (negative >> (2 * tile + c % 2) & 1) weights[0][tile][c] = -weights[0][tile][c];
-        }
-      }
-      WeightedSum(weights, stage);
-    } else {
-      WatchMaxima(s, o, softmax, to_log2, true, 0);
-      Weights<S::kNTiles>(s, softmax, to_log2, 0);
-      WeightedSum(s, stage);
     }
+    const bool full = key >= open.bounds.full_begin && key + S::kStep <= open.bounds.full_end;
+    ApplyPoliciesToColumns<Config, S::kOnePage>(s, open.piece, first_row, key, full, scale,
+                                                PagesOf(done), params);
+    if constexpr (!Config::Mask::kIsInterval) ZeroUnseenValues(s, stage);
+    if constexpr (Config::kScalePerToken) {
+      MoveReferences(s, softmax, to_log2, [](int, int, float) {});
+      ColumnWeights(s, softmax, to_log2);
+      ScaleWeights(s, stage);
+    } else {
+      MoveReferences(s, softmax, to_log2,
+                     [this](int tile, int c, float factor) { ScaleColumn(o, tile, c, factor); });
+      ColumnWeights(s, softmax, to_log2);
+    }
+    AddValues(s, stage);
   }
 
   // ---- a piece
   // ---------------------------------------------------------------------------------------
 
-  // Leaves O, and the softmax's state, of this warp's keys in registers.
-  __device__ __forceinline__ void Attend() {
-    const abi::AttnFwdParams& core = params.core;
-    copy.LookUp(KeyOf(0));
+  __device__ __forceinline__ void Open(const OpenPiece& open) {
+    WaitForKernelAhead();
+    LoadQueries(open.piece);
+    StartSoftmax(softmax);
 #pragma unroll
-    for (int n = 0; n < Config::kStages - 1; ++n) {
-      if constexpr (!S::kOnePage) {
-        copy.Publish(PagesOf(n));
-        Sync();
+    for (int tile = 0; tile < S::kRowTiles; ++tile) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        value_reference[tile][c % 2] = kNoReference;
+#pragma unroll
+        for (int n = 0; n < S::kVTiles; ++n) o[n][tile][c] = 0;
       }
-      StartStep(n);
     }
-    LoadQueries();
-    StartSoftmax(softmax, o);
-    if constexpr (Config::kScalePerToken) StartSoftmax(value_softmax, o);
-    float scale = core.scale;
-    if constexpr (!Config::kScalePerToken) {
-      scale *= Config::ScaleOfKv::OfKey(piece.problem, KvRow{0, 0}, params);
-    }
-    const float to_log2 = Config::Score::kIdentity ? scale * kLog2OfE : kLog2OfE;
-    const int steps = TeamSteps();
-#pragma unroll 1
-    for (int n = 0; n < steps; ++n) {
-      ptx::cp_async_wait_group<Config::kStages - 2>();
-      copy.Publish(PagesOf(n + Config::kStages - 1));
-      Sync();
-      StartStep(n + Config::kStages - 1);
-      if constexpr (S::kOnePage && !Config::KvRows::kIsDense) {
-        if (missing >> (n & 31) & 1) continue;
-      }
-      Step(n, scale, to_log2);
-    }
-    ptx::cp_async_wait_group<0>();
   }
 
-  // Puts O and the softmax's state where StoreResult finds them.
-  __device__ __forceinline__ void Deposit(int warp) {
+  // Puts O and the softmax's state where StoreResult finds them: in the stage that was used last,
+  // which copies leave alone until the next step.
+  __device__ __forceinline__ void Deposit() {
+    const int last = (done + Config::kStages - 1) % Config::kStages;
+    Stage<Config>& stage = shared.ring[team][last];
+    // All of the team have read it.
+    Sync();
+    if (lane == 0 && first_row == 0) shared.last[team] = last;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float sum = QuadSum(softmax.sum[0][r]);
-      const int row = RowOf(0, 2 * r);
-      if (lane % 4 == 0) {
-        shared.reference[warp][row] = softmax.reference[0][r];
-        shared.sum[warp][row] = sum;
-        shared.scale[warp][row] =
-            Config::kScalePerToken ? value_softmax.reference[0][r] : softmax.reference[0][r];
-      }
+    for (int tile = 0; tile < S::kRowTiles; ++tile) {
 #pragma unroll
-      for (int n = 0; n < S::kVTiles; ++n) {
+      for (int c = 0; c < 2; ++c) {
+        const float sum = ColumnSum(softmax.sum[tile][c]);
+        const int row = first_row + tile * 8 + lane % 4 * 2 + c;
+        if (lane / 4 == 0) {
+          shared.reference[team][row] = softmax.reference[tile][c];
+          shared.sum[team][row] = sum;
+          shared.scale[team][row] =
+              Config::kScalePerToken ? value_reference[tile][c] : softmax.reference[tile][c];
+        }
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          const int column = OutputColumn(n, c);
-          if (column < Config::kHeadDimV) shared.o[warp][row][column] = o[0][n][2 * r + c];
+        for (int n = 0; n < S::kVTiles; ++n) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int column = OutputColumn(n, 2 * half);
+            if (column < Config::kHeadDimV) stage.o[row][column] = o[n][tile][2 * half + c];
+          }
         }
       }
     }
   }
-};
 
-// Merges the warps' results and writes them, to O and LSE or to the piece's slot.
-template <class Config, class Params>
-__device__ __forceinline__ void StoreResult(SharedStorage<Config>& shared, const Piece& piece,
-                                            const Params& params) {
-  using S = Shape<Config>;
-  using OutElement = typename Config::OutElement;
-  const abi::AttnFwdParams& core = params.core;
-  const int thread = static_cast<int>(threadIdx.x);
-  float* const part_o =
-      static_cast<float*>(params.parts.o) + i64{piece.slot} * Config::kBlockM * Config::kHeadDimV;
-  float* const part_lse = params.parts.lse + i64{piece.slot} * Config::kBlockM;
-  const bool complete = piece.slot < 0;
-  // Row r of the tile is row r % 16 of every team, or of warp r / 16.
-  const auto first_warp = [](int row) { return Config::kMWarps == 1 ? 0 : row / 16; };
-  for (int row = thread; row < Config::kBlockM; row += S::kThreads) {
-    const PackedRow at = RowAt<Config>(piece.problem, piece.first_row, row);
-    Problem problem = piece.problem;
-    problem.h = at.h;
-    const int warp = first_warp(row), r = row % 16;
-    float reference = kNoReference, sum = 0;
-    for (int t = 0; t < Config::kTeams; ++t) {
-      reference = fmaxf(reference, shared.reference[warp + t][r]);
-    }
-    for (int t = 0; t < Config::kTeams; ++t) {
-      sum +=
-          shared.sum[warp + t][r] * ptx::ex2_approx_ftz(shared.reference[warp + t][r] - reference);
-    }
-    float sink = -Infinity();
-    if (complete && at.inside) sink = Config::Sink::Logit(problem, params);
-    const SoftmaxEnd end = FinishRow(reference, sum, sink);
-    float o_scale = end.o_scale;
-    if constexpr (!Config::kScalePerToken) {
-      o_scale *= Config::ScaleOfKv::OfValue(problem, KvRow{0, 0}, params);
-    }
-    for (int t = 0; t < Config::kTeams; ++t) {
-      float& scale = shared.scale[warp + t][r];
-      // 0: not to be looked at.
-      scale = end.empty || scale == kNoReference ? 0.f
-                                                 : ptx::ex2_approx_ftz(scale - reference) * o_scale;
-    }
-    if (!at.inside) continue;
-    if (complete) {
-      Config::Lse::Store(end.lse, problem, at.i, params);
-    } else {
-      part_lse[row] = end.lse;
-    }
-  }
-  __syncthreads();
-  const i64 rows = Min(Config::kBlockM, piece.problem.seqlen_q * Config::kGroup - piece.first_row);
-  for (int index = thread; index < rows * Config::kHeadDimV; index += S::kThreads) {
-    const int row = index / Config::kHeadDimV, column = index % Config::kHeadDimV;
-    const int warp = first_warp(row), r = row % 16;
-    float value = 0;
-#pragma unroll
-    for (int t = 0; t < Config::kTeams; ++t) {
-      const float scale = shared.scale[warp + t][r];
-      if (scale != 0) value = fmaf(shared.o[warp + t][r][column], scale, value);
-    }
-    if (complete) {
+  // Merges the teams' results and writes them, to O and LSE or to the piece's slot.
+  __device__ __forceinline__ void StoreResult(const Piece& piece) {
+    using OutElement = typename Config::OutElement;
+    constexpr int kQuads = (Config::kHeadDimV + 3) / 4;
+    const abi::AttnFwdParams& core = params.core;
+    float* const part_o =
+        static_cast<float*>(params.parts.o) + i64{piece.slot} * Config::kBlockM * Config::kHeadDimV;
+    const bool complete = piece.slot < 0;
+    const int rows = static_cast<int>(
+        Min(Config::kBlockM, piece.problem.seqlen_q * Config::kGroup - piece.first_row));
+    for (int index = static_cast<int>(threadIdx.x); index < rows * kQuads; index += S::kThreads) {
+      const int row = index / kQuads, column = index % kQuads * 4;
       const PackedRow at = RowAt<Config>(piece.problem, piece.first_row, row);
-      OutElement* o = static_cast<OutElement*>(core.o) +
-                      piece.problem.q_batch * core.o_strides.batch + at.h * core.o_strides.head +
-                      (piece.problem.q_row + at.i) * core.o_strides.seq;
-      FromFloat(value, &o[column]);
-    } else {
-      part_o[row * Config::kHeadDimV + column] = value;
+      Problem problem = piece.problem;
+      problem.h = at.h;
+      float reference = kNoReference, sum = 0;
+#pragma unroll
+      for (int t = 0; t < Config::kTeams; ++t) {
+        reference = fmaxf(reference, shared.reference[t][row]);
+      }
+#pragma unroll
+      for (int t = 0; t < Config::kTeams; ++t) {
+        sum += shared.sum[t][row] * ptx::ex2_approx_ftz(shared.reference[t][row] - reference);
+      }
+      const SoftmaxEnd end =
+          FinishRow(reference, sum, complete ? Config::Sink::Logit(problem, params) : -Infinity());
+      float o_scale = end.o_scale;
+      if constexpr (!Config::kScalePerToken) {
+        o_scale *= Config::ScaleOfKv::OfValue(problem, KvRow{0, 0}, params);
+      }
+      float value[4] = {};
+#pragma unroll
+      for (int t = 0; t < Config::kTeams; ++t) {
+        const float own = shared.scale[t][row];
+        // What a team without keys has left is not looked at.
+        if (end.empty || own == kNoReference) continue;
+        const float scale = ptx::ex2_approx_ftz(own - reference) * o_scale;
+        const Stage<Config>& stage = shared.ring[t][shared.last[t]];
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          if (Config::kHeadDimV % 4 != 0 && column + c >= Config::kHeadDimV) break;
+          value[c] = fmaf(stage.o[row][column + c], scale, value[c]);
+        }
+      }
+      if (column == 0) {
+        if (complete) {
+          Config::Lse::Store(end.lse, problem, at.i, params);
+        } else {
+          params.parts.lse[i64{piece.slot} * Config::kBlockM + row] = end.lse;
+        }
+      }
+      OutElement* o = static_cast<OutElement*>(core.o) + problem.q_batch * core.o_strides.batch +
+                      at.h * core.o_strides.head + (problem.q_row + at.i) * core.o_strides.seq;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        if (column + c >= Config::kHeadDimV) break;
+        if (complete) {
+          FromFloat(value[c], &o[column + c]);
+        } else {
+          part_o[row * Config::kHeadDimV + column + c] = value[c];
+        }
+      }
     }
   }
-}
 
-template <class Config, class Params>
-__device__ __forceinline__ void AttendPiece(SharedStorage<Config>& shared, const Piece& piece,
-                                            const Params& params) {
-  const int warp = static_cast<int>(threadIdx.x / 32);
-  {
-    Warp<Config, Params> work(shared, piece, params);
-    work.Attend();
-    __syncthreads();  // the rings become O
-    work.Deposit(warp);
+  // Steps and the ends of pieces in one loop, so that the code of copies is there once.
+  __device__ __forceinline__ void Run() {
+    const OpenPiece* open = nullptr;
+    int key = 0, end = 0;
+    float scale = 0, to_log2 = 0;
+    bool merged = true;  // no step since all teams have met
+#pragma unroll 1
+    while (true) {
+      const bool computes = key < end;
+      if (computes && !merged) {
+        WaitForStep();
+        Sync();
+      }
+      // Until a step has been waited for, or where there is none, the stage that was used last may
+      // hold O.
+      Fill(done + Config::kStages - (computes ? 0 : 1));
+      if (computes) {
+        if (merged) {
+          WaitForStep();
+          Sync();
+        }
+        merged = false;
+        const bool skips = S::kOnePage && !Config::KvRows::kIsDense && missing >> (done & 31) & 1;
+        if (!skips) Step(*open, key, scale, to_log2);
+        ++done;
+        key += Config::kTeams * S::kStep;
+        continue;
+      }
+      if (open != nullptr) {
+        Deposit();
+        __syncthreads();
+        StoreResult(open->piece);
+        __syncthreads();  // O becomes a stage again, and the piece's place may be taken
+        ++queue.left;
+        open = nullptr;
+        merged = true;
+        continue;
+      }
+      // Pieces are entered as long as there are any.
+      if (queue.left == queue.entered) return;
+      open = &queue.At(queue.left);
+      Open(*open);
+      key = open->first_key;
+      end = open->piece.kv_end;
+      scale = params.core.scale;
+      if constexpr (!Config::kScalePerToken) {
+        scale *= Config::ScaleOfKv::OfKey(open->piece.problem, KvRow{0, 0}, params);
+      }
+      to_log2 = Config::Score::kIdentity ? scale * kLog2OfE : kLog2OfE;
+    }
   }
-  __syncthreads();
-  StoreResult<Config>(shared, piece, params);
-  __syncthreads();  // O becomes the rings again
-}
+};
 
 template <class Config, class Params>
 __device__ __forceinline__ void Run(const Params& params) {
@@ -575,17 +700,17 @@ __device__ __forceinline__ void Run(const Params& params) {
   static_assert(ScorePolicy<typename Config::Score, Params>);
   static_assert(KvRowsPolicy<typename Config::KvRows, Params>);
   static_assert(Config::Dropout::kIdentity);
-  static_assert(Config::kTeams == 1 || Config::kMWarps == 1);
-  static_assert(Config::kBlockM == 16 * Config::kMWarps);
+  static_assert(Config::kBlockM == 8 * Config::kRowTiles * Config::kRowWarps);
   static_assert(Config::kBlockN == Config::kTeams * Config::kStepKeys);
-  static_assert(Config::kStepKeys % 16 == 0 && Config::kStages >= 2);
-  static_assert(Config::Mask::kIsInterval || Config::kMWarps == 1);
+  static_assert(Config::kStepKeys % 16 == 0 && Config::kStages >= 2 && Config::kTeams <= 15);
+  static_assert(Config::Mask::kIsInterval || Config::kRowWarps == 1);
   extern __shared__ __align__(16) u8 shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
-  // attn_combine may take its place behind this kernel; it waits for the end of it.
-  ptx::griddepcontrol_launch_dependents();
-  PieceWalk<Config, Params> walk(params);
-  for (Piece piece; walk.Next(&piece);) AttendPiece<Config>(shared, piece, params);
+  if constexpr (!Warp<Config, Params>::kStartsEarly) {
+    ptx::griddepcontrol_wait();
+    ptx::griddepcontrol_launch_dependents();
+  }
+  Warp<Config, Params>(shared, params).Run();
 }
 
 }  // namespace decode

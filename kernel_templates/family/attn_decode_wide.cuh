@@ -1,20 +1,22 @@
 // attn_decode for head dims whose output sums no warp can hold: latent attention (576/512) and the
 // like. 16-bit operands.
 //
-// Algorithm As attn_decode.cuh: packed rows, equal shares of all keys, attn_combine behind it. Here
-//           the block works on one step of keys at a time: kStepKeys / 8 warps compute the scores
-//           of 8 keys each, and every warp adds a slice of the columns of V. V may be the first
-//           columns of K in memory (the same pointer and strides): it is then read once, and the
-//           ring holds kSharedStages steps instead of kStages.
-// Copies    cp.async into a ring of steps, all but one ahead of the products.
-// Barriers  Three a step: the step has arrived and the one before it has been used; the maxima of
-//           the score warps are there; the weights are there.
+// Algorithm As attn_decode.cuh: packed rows as columns of transposed products, equal shares of all
+//           keys, attn_combine behind it. Here the block works on one step of keys at a time. For
+//           S^T = K Q^T a warp has 16 of its keys and a part of the head dim; the parts are added
+//           in shared memory. Every warp then computes all weights of the step, which is less than
+//           a barrier costs, and adds its own columns of V: its part of O stays in registers. V may
+//           be the first columns of K in memory (the same pointer and strides): it is then read
+//           once, and the ring holds kSharedStages steps instead of kStages.
+// Copies    cp.async into a ring of steps, which does not run empty between pieces.
+// Barriers  One a step. Behind it the step's scores lie in shared memory, the next step has arrived
+//           and the place of the one before is free: the next step is multiplied with Q while this
+//           one becomes weights.
 // NaN, Inf  Rows of K and V that no row of the tile may see are not copied but zeroed.
-// Shared    q [kBlockM][kPitchK] bytes
-//           ring: k [kStepKeys][kPitchK], v [kStepKeys][kPitchV] of a step; or k alone
-//           weights [kBlockM][kPitchP]
-//           highest, sum [score warps][kBlockM]
+// Shared    ring: k [kStepKeys][kPitchK] bytes, v [kStepKeys][kPitchV] of a step; or k alone
+//           scores [2][kRowTiles][kWarps][32], fragments of the parts of S^T of a step
 //           pages [stages + 1][kStepKeys], where a step may cross pages
+//           pieces [kWarps], see mma/step_queue.cuh
 #ifndef TILEWRIGHT_FAMILY_ATTN_DECODE_WIDE_CUH_
 #define TILEWRIGHT_FAMILY_ATTN_DECODE_WIDE_CUH_
 
@@ -24,10 +26,8 @@
 #include "core/math.cuh"
 #include "core/online_softmax.cuh"
 #include "core/problem.cuh"
-#include "core/warp_reduce.cuh"
-#include "mma/packed_rows.cuh"
-#include "mma/score_tile.cuh"
-#include "mma/step_copy.cuh"
+#include "mma/packed_columns.cuh"
+#include "mma/step_queue.cuh"
 #include "policy/decode_work.cuh"
 #include "policy/dropout.cuh"
 #include "policy/kv_rows.cuh"
@@ -40,7 +40,6 @@
 #include "ptx/griddep.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma_sync.cuh"
-#include "ptx/special.cuh"
 
 namespace tilewright {
 namespace decode_wide {
@@ -50,20 +49,26 @@ struct Shape {
   using Element = typename Config::Element;
   static constexpr int kThreads = Config::kWarps * 32;
   static constexpr int kStep = Config::kStepKeys;
-  static constexpr int kScoreWarps = kStep / 8;
-  static constexpr int kMTiles = Config::kBlockM / 16;
-  static constexpr int kDimK = RoundUp(Config::kHeadDimQk, 32);
+  static constexpr int kKeyTiles = kStep / 16;
+  static constexpr int kRowTiles = Config::kBlockM / 8;
+  // Warps that share 16 keys, and the steps of 16 columns of K that each of them has at most.
+  static constexpr int kDepthWarps = Config::kWarps / kKeyTiles;
+  static constexpr int kDimK = RoundUp(Config::kHeadDimQk, 16);
   static constexpr int kQSteps = kDimK / 16;
-  // Of V, by warp: whole pairs of n8 tiles.
+  static constexpr int kDepthSteps = (kQSteps + kDepthWarps - 1) / kDepthWarps;
+  // Of V, by warp.
   static constexpr int kWarpColumns =
       RoundUp((Config::kHeadDimV + Config::kWarps - 1) / Config::kWarps, 16);
-  static constexpr int kVTiles = kWarpColumns / 8;
+  static constexpr int kVTiles = kWarpColumns / 16;
   static constexpr int kDimV = kWarpColumns * Config::kWarps;
   // Bytes between rows: an odd number of 16-byte chunks.
   static constexpr int kPitchK = 16 * (kDimK * 2 / 16 | 1);
   static constexpr int kPitchV = 16 * (kDimV * 2 / 16 | 1);
-  static constexpr int kPitchP = 16 * (kStep * 2 / 16 | 1);
   static constexpr bool kOnePage = tilewright::kOnePage<Config, kStep>;
+};
+
+struct alignas(16) Fragment {
+  float element[4];
 };
 
 template <class Config>
@@ -74,7 +79,6 @@ struct SharedStorage {
   static constexpr int kMostStages =
       Config::kStages > Config::kSharedStages ? Config::kStages : Config::kSharedStages;
 
-  alignas(16) u8 q[Config::kBlockM][S::kPitchK];
   union {
     struct {
       alignas(16) KTile k[Config::kStages];
@@ -82,9 +86,8 @@ struct SharedStorage {
     } apart;
     alignas(16) KTile both[Config::kSharedStages];
   };
-  alignas(16) u8 weights[Config::kBlockM][S::kPitchP];
-  float highest[S::kScoreWarps][Config::kBlockM];
-  float sum[S::kScoreWarps][Config::kBlockM];
+  Fragment scores[2][S::kRowTiles][Config::kWarps][32];
+  PieceQueue<Config> pieces[Config::kWarps];
   i32 pages[S::kOnePage ? 1 : kMostStages + 1][S::kOnePage ? 4 : S::kStep];
 };
 
@@ -92,28 +95,29 @@ template <class Config, class Params>
 struct Worker {
   using S = Shape<Config>;
   using Element = typename S::Element;
+  using Scores = float[S::kKeyTiles][S::kRowTiles][4];
 
   SharedStorage<Config>& shared;
   const Params& params;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int warp = static_cast<int>(threadIdx.x / 32);
-  const Piece piece;
-  const KeyBounds bounds;
-  StepCopy<Config, Params, S::kStep, S::kThreads> copy;
-  // Whether V is read where K lies, and at which pitch.
+  const int key_tile = warp % S::kKeyTiles;
+  const int first_step = warp / S::kKeyTiles * S::kDepthSteps;  // of the head dim
+  // Whether V is read where K lies.
   const bool shares;
+  StepQueue<Config, Params, 1, S::kThreads> queue;
+  int copied = 0;   // steps whose copies have started
   u32 missing = 0;  // bit n % 32: the page of step n is missing
-  float o[S::kMTiles][S::kVTiles][4];
-  SoftmaxState<S::kMTiles> softmax;
+  u32 q[S::kRowTiles][S::kDepthSteps][2];
+  float products[S::kRowTiles][4];
+  float o[S::kVTiles][S::kRowTiles][4];
+  ColumnSoftmax<S::kRowTiles> softmax;
 
-  __device__ __forceinline__ Worker(SharedStorage<Config>& shared, const Piece& piece,
-                                    const Params& params)
+  __device__ __forceinline__ Worker(SharedStorage<Config>& shared, const Params& params)
       : shared(shared),
         params(params),
-        piece(piece),
-        bounds(BoundsOf<Config>(piece, params)),
-        copy(params, piece.problem, bounds, static_cast<int>(threadIdx.x)),
-        shares(SharesRows(params.core)) {}
+        shares(SharesRows(params.core)),
+        queue(shared.pieces[warp], 0, params) {}
 
   static __device__ __forceinline__ bool SharesRows(const abi::AttnFwdParams& core) {
     return S::kDimV <= S::kDimK && core.k == core.v &&
@@ -121,10 +125,6 @@ struct Worker {
            core.k_strides.seq == core.v_strides.seq && core.k_strides.head == core.v_strides.head;
   }
 
-  __device__ __forceinline__ int Steps() const {
-    return (piece.kv_end - piece.kv_begin + S::kStep - 1) / S::kStep;
-  }
-  __device__ __forceinline__ int KeyOf(int n) const { return piece.kv_begin + n * S::kStep; }
   // Of the ring.
   __device__ __forceinline__ int Stages() const {
     return shares ? Config::kSharedStages : Config::kStages;
@@ -135,215 +135,161 @@ struct Worker {
   __device__ __forceinline__ typename SharedStorage<Config>::KTile& KTileOf(int n) const {
     return shares ? shared.both[n % Config::kSharedStages] : shared.apart.k[n % Config::kStages];
   }
-  __device__ __forceinline__ bool ComputesScores() const { return warp < S::kScoreWarps; }
 
-  // Starts the copies of step n, if there is one, and looks up the page of the next.
-  __device__ __forceinline__ void StartStep(int n) {
-    if (n < Steps()) {
-      const abi::AttnFwdParams& core = params.core;
-      const u32 bit = 1u << (n & 31);
-      missing = copy.Missing() ? missing | bit : missing & ~bit;
-      copy.template Start<Config::kHeadDimQk, S::kDimK>(KTileOf(n), core.k, core.k_strides,
-                                                        copy.wide_k, KeyOf(n), PagesOf(n));
-      if (!shares) {
-        copy.template Start<Config::kHeadDimV, S::kDimV>(shared.apart.v[n % Config::kStages],
-                                                         core.v, core.v_strides, copy.wide_v,
-                                                         KeyOf(n), PagesOf(n));
+  // ---- copies
+  // -----------------------------------------------------------------------------------------
+
+  // Starts copies until `limit` steps have been copied, or nothing is left to be.
+  __device__ __forceinline__ void Fill(int limit) {
+    const abi::AttnFwdParams& core = params.core;
+    auto& copy = queue.copy;
+    while (copied < limit && queue.Find()) {
+      i32* const pages = PagesOf(copied);
+      if constexpr (!S::kOnePage) {
+        copy.Publish(pages);
+        __syncthreads();
       }
-      copy.LookUp(KeyOf(n + 1));
-    }
-    ptx::cp_async_commit_group();
-  }
-
-  // The rows of Q, zeros beyond the last row and column.
-  __device__ __forceinline__ void LoadQueries() {
-    const abi::TensorStrides& strides = params.core.q_strides;
-    const bool wide = reinterpret_cast<u64>(params.core.q) % 4 == 0 &&
-                      (strides.batch | strides.seq | strides.head) % 2 == 0;
-    constexpr int kPairs = S::kDimK / 2;
-    for (int index = static_cast<int>(threadIdx.x); index < Config::kBlockM * kPairs;
-         index += S::kThreads) {
-      const int row = index / kPairs, column = index % kPairs * 2;
-      const PackedRow at = RowAt<Config>(piece.problem, piece.first_row, row);
-      const Element* source = static_cast<const Element*>(params.core.q) +
-                              piece.problem.q_batch * strides.batch + at.h * strides.head +
-                              (piece.problem.q_row + at.i) * strides.seq;
-      *reinterpret_cast<u32*>(&shared.q[row][column * 2]) =
-          QueryPair<Config::kHeadDimQk>(source, column, at.inside, wide);
+      const u32 bit = 1u << (copied & 31);
+      missing = copy.Missing() ? missing | bit : missing & ~bit;
+      copy.template Start<Config::kHeadDimQk, S::kDimK>(KTileOf(copied), copy.k, core.k_strides,
+                                                        copy.wide_k, queue.key, pages);
+      if (!shares) {
+        copy.template Start<Config::kHeadDimV, S::kDimV>(shared.apart.v[copied % Config::kStages],
+                                                         copy.v, core.v_strides, copy.wide_v,
+                                                         queue.key, pages);
+      }
+      ptx::cp_async_commit_group();
+      ++copied;
+      queue.Advance();
     }
   }
 
-  using ScoreTile = float[S::kMTiles][1][4];
+  // Waits for this thread's copies of step n, of a ring of kStages.
+  template <int kStages>
+  __device__ __forceinline__ void WaitFor(int n) const {
+    if (kStages > 3 && copied == n - 2 + kStages) {
+      ptx::cp_async_wait_group<(kStages > 3 ? kStages - 3 : 0)>();
+    } else {
+      ptx::cp_async_wait_group<0>();
+    }
+  }
 
-  // s = Q K^T for 8 keys of this warp, in two chains so that products do not wait for each other.
-  __device__ __forceinline__ void Scores(ScoreTile& s, int n) const {
-    float chain[2][S::kMTiles][4] = {};
-    const unsigned k_address = ptx::SharedAddress(&KTileOf(n)[warp * 8 + lane % 8][lane / 8 * 16]);
-    const unsigned q_address = ptx::SharedAddress(&shared.q[lane % 16][lane / 16 * 16]);
-#pragma unroll 6
-    for (int step = 0; step < S::kQSteps; step += 2) {
-      u32 b[4];
-      ptx::ldmatrix_x4(b, k_address + step * 32);
+  // ---- products
+  // --------------------------------------------------------------------------------------
+
+  // This warp's part of S^T of step n.
+  __device__ __forceinline__ void MultiplyKeys(int n) {
+    constexpr int kChains = S::kRowTiles == 1 ? 2 : 1;
+    float chain[kChains][S::kRowTiles][4] = {};
+    const unsigned address =
+        ptx::SharedAddress(&KTileOf(n)[key_tile * 16 + lane % 16][lane / 16 * 16]) +
+        first_step * 32;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
+    for (int step = 0; step < S::kDepthSteps; ++step) {
+      if (S::kDepthSteps * S::kDepthWarps != S::kQSteps && first_step + step >= S::kQSteps) break;
+      u32 a[4];
+      ptx::ldmatrix_x4(a, address + step * 32);
 #pragma unroll
-        for (int m = 0; m < S::kMTiles; ++m) {
-          u32 a[4];
-          ptx::ldmatrix_x4(a, q_address + m * 16 * S::kPitchK + (step + half) * 32);
-          ptx::mma_m16n8k16(chain[half][m], a, b[2 * half], b[2 * half + 1], Element{});
+      for (int tile = 0; tile < S::kRowTiles; ++tile) {
+        ptx::mma_m16n8k16(chain[step % kChains][tile], a, q[tile][step][0], q[tile][step][1],
+                          Element{});
+      }
+    }
+#pragma unroll
+    for (int tile = 0; tile < S::kRowTiles; ++tile) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        products[tile][c] = chain[0][tile][c];
+        if constexpr (kChains == 2) products[tile][c] += chain[1][tile][c];
+      }
+    }
+  }
+  __device__ __forceinline__ void DepositProducts(int n) const {
+#pragma unroll
+    for (int tile = 0; tile < S::kRowTiles; ++tile) {
+      shared.scores[n & 1][tile][warp][lane] = {
+          {products[tile][0], products[tile][1], products[tile][2], products[tile][3]}};
+    }
+  }
+  // Adds up what the warps have left of step n.
+  __device__ __forceinline__ void CollectScores(Scores& s, int n) const {
+#pragma unroll
+    for (int key = 0; key < S::kKeyTiles; ++key) {
+#pragma unroll
+      for (int tile = 0; tile < S::kRowTiles; ++tile) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) s[key][tile][c] = 0;
+#pragma unroll
+        for (int depth = 0; depth < S::kDepthWarps; ++depth) {
+          if (depth * S::kDepthSteps >= S::kQSteps) break;
+          const Fragment part = shared.scores[n & 1][tile][depth * S::kKeyTiles + key][lane];
+#pragma unroll
+          for (int c = 0; c < 4; ++c) s[key][tile][c] += part.element[c];
         }
       }
     }
-#pragma unroll
-    for (int m = 0; m < S::kMTiles; ++m) {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) s[m][0][c] = chain[0][m][c] + chain[1][m][c];
-    }
   }
 
-  // o += P V for this warp's columns.
-  __device__ __forceinline__ void AddValues(int n) {
-    const unsigned p_address = ptx::SharedAddress(&shared.weights[lane % 16][lane / 16 * 16]);
+  // o += V^T P^T for this warp's columns of step n.
+  __device__ __forceinline__ void AddValues(const Scores& weights, int n) {
     const unsigned pitch = shares ? S::kPitchK : S::kPitchV;
     const u8* v = shares ? &KTileOf(n)[0][0] : &shared.apart.v[n % Config::kStages][0][0];
-    const unsigned v_address =
-        ptx::SharedAddress(v) + lane % 16 * pitch + lane / 16 * 16 + warp * S::kWarpColumns * 2;
+    const unsigned v_address = ptx::SharedAddress(v) + (lane % 8 + lane / 16 * 8) * pitch +
+                               lane / 8 % 2 * 16 + warp * S::kWarpColumns * 2;
 #pragma unroll
-    for (int step = 0; step < S::kStep / 16; ++step) {
-      u32 p[S::kMTiles][4];
+    for (int key = 0; key < S::kKeyTiles; ++key) {
+      u32 p[S::kRowTiles][2];
 #pragma unroll
-      for (int m = 0; m < S::kMTiles; ++m) {
-        ptx::ldmatrix_x4(p[m], p_address + m * 16 * S::kPitchP + step * 32);
+      for (int tile = 0; tile < S::kRowTiles; ++tile) {
+        const float(&w)[4] = weights[key][tile];
+        p[tile][0] = ptx::movmatrix_trans(ptx::cvt_rn_x2_f32(w[1], w[0], Element{}));
+        p[tile][1] = ptx::movmatrix_trans(ptx::cvt_rn_x2_f32(w[3], w[2], Element{}));
       }
 #pragma unroll
-      for (int tile = 0; tile < S::kVTiles; tile += 2) {
-        u32 b[4];
-        ptx::ldmatrix_x4_trans(b, v_address + step * 16 * pitch + tile * 16);
+      for (int column = 0; column < S::kVTiles; ++column) {
+        u32 a[4];
+        ptx::ldmatrix_x4_trans(a, v_address + key * 16 * pitch + column * 32);
 #pragma unroll
-        for (int m = 0; m < S::kMTiles; ++m) {
-          ptx::mma_m16n8k16(o[m][tile], p[m], b[0], b[1], Element{});
-          ptx::mma_m16n8k16(o[m][tile + 1], p[m], b[2], b[3], Element{});
+        for (int tile = 0; tile < S::kRowTiles; ++tile) {
+          ptx::mma_m16n8k16(o[column][tile], a, p[tile][0], p[tile][1], Element{});
         }
       }
     }
   }
 
-  // Step n, whose copies have arrived.
-  __device__ __forceinline__ void Step(int n, float scale, float to_log2) {
-    ScoreTile s;
-    if (ComputesScores()) {
-      Scores(s, n);
-      const int key = KeyOf(n);
-      const bool full = key >= bounds.full_begin && key + S::kStep <= bounds.full_end;
-      const i32* pages = S::kOnePage ? nullptr : PagesOf(n) + warp * 8;
-#pragma unroll
-      for (int m = 0; m < S::kMTiles; ++m) {
-        ApplyPackedPolicies<Config, S::kOnePage>(s[m], piece, m * 16, key + warp * 8, full, scale,
-                                                 pages, params);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const float highest = HighestScore(s, m, r) * to_log2;
-          if (lane % 4 == 0) shared.highest[warp][RowOf(m, 2 * r)] = highest;
-        }
-      }
-    }
-    __syncthreads();
-    float highest[S::kMTiles][2];
-#pragma unroll
-    for (int m = 0; m < S::kMTiles; ++m) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        highest[m][r] = shared.highest[0][RowOf(m, 2 * r)];
-#pragma unroll
-        for (int w = 1; w < S::kScoreWarps; ++w) {
-          highest[m][r] = fmaxf(highest[m][r], shared.highest[w][RowOf(m, 2 * r)]);
-        }
-      }
-    }
-    MoveReferences(highest, o, softmax, true, 0);
-    if (ComputesScores()) {
-      Weights<1>(s, softmax, to_log2, 0);
-#pragma unroll
-      for (int m = 0; m < S::kMTiles; ++m) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          *reinterpret_cast<u32*>(
-              &shared.weights[RowOf(m, 2 * r)][2 * (warp * 8 + ColumnOf(0, 0))]) =
-              ptx::cvt_rn_x2_f32(s[m][0][2 * r + 1], s[m][0][2 * r], Element{});
-        }
-      }
-    }
-    __syncthreads();
-    AddValues(n);
-  }
+  // ---- a piece
+  // ---------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ void Attend() {
-    copy.LookUp(KeyOf(0));
-    const int ahead = Stages() - 1;
-    for (int n = 0; n < ahead; ++n) {
-      if constexpr (!S::kOnePage) {
-        copy.Publish(PagesOf(n));
-        __syncthreads();
+  __device__ __forceinline__ void Start() {
+    StartSoftmax(softmax);
+#pragma unroll
+    for (int column = 0; column < S::kVTiles; ++column) {
+#pragma unroll
+      for (int tile = 0; tile < S::kRowTiles; ++tile) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) o[column][tile][c] = 0;
       }
-      StartStep(n);
     }
-    LoadQueries();
-    StartSoftmax(softmax, o);
-    const float scale = params.core.scale;
-    const float to_log2 = Config::Score::kIdentity ? scale * kLog2OfE : kLog2OfE;
-    const int steps = Steps();
-#pragma unroll 1
-    for (int n = 0; n < steps; ++n) {
-      if (shares) {
-        ptx::cp_async_wait_group<Config::kSharedStages - 2>();
-      } else {
-        ptx::cp_async_wait_group<(Config::kStages >= 2 ? Config::kStages - 2 : 0)>();
-      }
-      copy.Publish(PagesOf(n + ahead));
-      __syncthreads();
-      StartStep(n + ahead);
-      if (Config::kStages == 1 && !shares) {
-        ptx::cp_async_wait_group<0>();
-        __syncthreads();
-      }
-      if constexpr (S::kOnePage && !Config::KvRows::kIsDense) {
-        if (missing >> (n & 31) & 1) continue;
-      }
-      Step(n, scale, to_log2);
-    }
-    ptx::cp_async_wait_group<0>();
   }
 
   // Writes this warp's columns of O, and warp 0 the LSE, to their place or to the piece's slot.
-  __device__ __forceinline__ void Store() {
+  __device__ __forceinline__ void Store(const Piece& piece) const {
     using OutElement = typename Config::OutElement;
     const abi::AttnFwdParams& core = params.core;
     const bool complete = piece.slot < 0;
-    if (ComputesScores()) {
 #pragma unroll
-      for (int m = 0; m < S::kMTiles; ++m) {
+    for (int tile = 0; tile < S::kRowTiles; ++tile) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const float sum = QuadSum(softmax.sum[m][r]);
-          if (lane % 4 == 0) shared.sum[warp][RowOf(m, 2 * r)] = sum;
-        }
-      }
-    }
-    __syncthreads();
-#pragma unroll
-    for (int m = 0; m < S::kMTiles; ++m) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int row = RowOf(m, 2 * r);
+      for (int c = 0; c < 2; ++c) {
+        const float sum = ColumnSum(softmax.sum[tile][c]);
+        const int row = tile * 8 + lane % 4 * 2 + c;
         const PackedRow at = RowAt<Config>(piece.problem, piece.first_row, row);
         if (!at.inside) continue;
         Problem problem = piece.problem;
         problem.h = at.h;
-        float sum = 0;
-        for (int w = 0; w < S::kScoreWarps; ++w) sum += shared.sum[w][row];
         const float sink = complete ? Config::Sink::Logit(problem, params) : -Infinity();
-        const SoftmaxEnd end = FinishRow(softmax.reference[m][r], sum, sink);
-        if (warp == 0 && lane % 4 == 0) {
+        const SoftmaxEnd end = FinishRow(softmax.reference[tile][c], sum, sink);
+        if (warp == 0 && lane / 4 == 0) {
           if (complete) {
             Config::Lse::Store(end.lse, problem, at.i, params);
           } else {
@@ -358,10 +304,10 @@ struct Worker {
 #pragma unroll
         for (int n = 0; n < S::kVTiles; ++n) {
 #pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            const int column = warp * S::kWarpColumns + ColumnOf(n, c);
+          for (int half = 0; half < 2; ++half) {
+            const int column = warp * S::kWarpColumns + n * 16 + half * 8 + lane / 4;
             if (column >= Config::kHeadDimV) continue;
-            const float value = end.empty ? 0.f : o[m][n][2 * r + c] * end.o_scale;
+            const float value = end.empty ? 0.f : o[n][tile][2 * half + c] * end.o_scale;
             if (complete) {
               FromFloat(value, &out[column]);
             } else {
@@ -370,6 +316,74 @@ struct Worker {
           }
         }
       }
+    }
+  }
+
+  __device__ __forceinline__ void Run() {
+    const float scale = params.core.scale;
+    const float to_log2 = Config::Score::kIdentity ? scale * kLog2OfE : kLog2OfE;
+    // Step n becomes weights, step n + 1 is multiplied. Both are in piece queue.left, or the next
+    // step in the piece behind it.
+    int key = 0, next_key = 0, next_end = 0, next_piece = -1;
+    bool follows = false;  // there is a step n + 1
+    Start();
+#pragma unroll 1
+    for (int n = -2;; ++n) {
+      // The stage of step n - 1 is free.
+      Fill(n + Stages());
+      if (Config::kStages == 2 && !shares) {
+        // The step that is multiplied now has only just found a place.
+        ptx::cp_async_wait_group<0>();
+        __syncthreads();
+      }
+      const bool adds = follows;  // step n, the one that was multiplied
+      key = next_key;
+      bool ends = false;  // step n ends its piece
+      if (n >= -1) {
+        next_key += S::kStep;
+        if (next_key >= next_end) {
+          ends = true;
+          follows = next_piece + 1 != queue.entered;
+          if (follows) {
+            const OpenPiece& open = queue.At(++next_piece);
+            next_key = open.first_key;
+            next_end = static_cast<int>(Max(open.piece.kv_end, next_key + 1));
+            LoadQueryColumns<Config, false>(q, open.piece, 0, first_step * 16, params);
+          }
+        }
+        if (follows) MultiplyKeys(n + 1);
+      }
+      if (adds) {
+        const OpenPiece& open = queue.At(queue.left);
+        const bool skips = S::kOnePage && !Config::KvRows::kIsDense && missing >> (n & 31) & 1;
+        if (!skips) {
+          Scores s;
+          CollectScores(s, n);
+          const bool full = key >= open.bounds.full_begin && key + S::kStep <= open.bounds.full_end;
+          ApplyPoliciesToColumns<Config, S::kOnePage>(s, open.piece, 0, key, full, scale,
+                                                      PagesOf(n), params);
+          MoveReferences(s, softmax, to_log2, [this](int tile, int c, float factor) {
+            ScaleColumn(o, tile, c, factor);
+          });
+          ColumnWeights(s, softmax, to_log2);
+          AddValues(s, n);
+        }
+        if (ends) {
+          Store(open.piece);
+          ++queue.left;
+          Start();
+        }
+      }
+      if (n >= -1) {
+        if (!follows) return;
+        DepositProducts(n + 1);
+      }
+      if (shares) {
+        WaitFor<Config::kSharedStages>(n + 2);
+      } else {
+        WaitFor<Config::kStages>(n + 2);
+      }
+      __syncthreads();
     }
   }
 };
@@ -381,20 +395,16 @@ __device__ __forceinline__ void Run(const Params& params) {
   static_assert(KvRowsPolicy<typename Config::KvRows, Params>);
   static_assert(Config::Dropout::kIdentity && Config::Mask::kIsInterval);
   static_assert(sizeof(typename Config::KvElement) == 2);
-  static_assert(Config::kBlockM % 16 == 0 && Config::kBlockN == Config::kStepKeys);
-  static_assert(Config::kStepKeys % 16 == 0 && Config::kStages >= 1 && Config::kSharedStages >= 2);
-  static_assert(Config::kStepKeys / 8 <= Config::kWarps);
+  static_assert(Config::kBlockM % 8 == 0 && Config::kBlockN == Config::kStepKeys);
+  static_assert(Config::kStepKeys % 16 == 0 && Config::kWarps % (Config::kStepKeys / 16) == 0);
+  static_assert(Config::kStages >= 2 && Config::kSharedStages >= 3);
   extern __shared__ __align__(16) u8 shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
+  // What the kernel ahead has left can be read from here on.
+  ptx::griddepcontrol_wait();
   // attn_combine may take its place behind this kernel; it waits for the end of it.
   ptx::griddepcontrol_launch_dependents();
-  PieceWalk<Config, Params> walk(params);
-  for (Piece piece; walk.Next(&piece);) {
-    Worker<Config, Params> worker(shared, piece, params);
-    worker.Attend();
-    worker.Store();
-    __syncthreads();  // the rings and the sums are free again
-  }
+  Worker<Config, Params>(shared, params).Run();
 }
 
 }  // namespace decode_wide

@@ -23,27 +23,55 @@ struct StepCopy {
   static constexpr int kSize = sizeof(KvElement);
 
   const Params& params;
-  const Problem problem;
-  const KeyBounds bounds;
   const int thread;  // of the team
-  bool wide_k, wide_v;
+  const bool wide_k, wide_v;
+  // Of the piece that is copied: the rows of its head, from the sequence's first or page 0 on.
+  const KvElement* k;
+  const KvElement* v;
+  i64 scales_k, scales_v;  // the same as offsets, where each key has its own
+  const i32* table;        // of the sequence's pages
+  int seen_begin, seen_end;
   // Looked up ahead: the page of the next step to be copied, or of this thread's keys in it.
   static constexpr bool kEach = !kOnePage<Config, kStep>;
   static constexpr int kLookUps = kEach ? (kStep + kThreads - 1) / kThreads : 1;
   i32 page[kLookUps];
 
-  __device__ __forceinline__ StepCopy(const Params& params, const Problem& problem,
-                                      const KeyBounds& bounds, int thread)
-      : params(params), problem(problem), bounds(bounds), thread(thread) {
-    wide_k = Aligned(params.core.k, params.core.k_strides);
-    wide_v = Aligned(params.core.v, params.core.v_strides);
-  }
+  __device__ __forceinline__ StepCopy(const Params& params, int thread)
+      : params(params),
+        thread(thread),
+        wide_k(Aligned(params.core.k, params.core.k_strides)),
+        wide_v(Aligned(params.core.v, params.core.v_strides)) {}
 
   // Whether every row starts on a multiple of 16 bytes.
   static __device__ __forceinline__ bool Aligned(const void* base,
                                                  const abi::TensorStrides& strides) {
     return reinterpret_cast<u64>(base) % 16 == 0 &&
            (strides.batch | strides.seq | strides.head) % (16 / kSize) == 0;
+  }
+
+  // The steps that follow are those of a piece.
+  __device__ __forceinline__ void Enter(const Problem& problem, const KeyBounds& bounds) {
+    const abi::AttnFwdParams& core = params.core;
+    seen_begin = bounds.seen_begin;
+    seen_end = bounds.seen_end;
+    k = static_cast<const KvElement*>(core.k) + problem.h_kv * core.k_strides.head;
+    v = static_cast<const KvElement*>(core.v) + problem.h_kv * core.v_strides.head;
+    if constexpr (Config::kScalePerToken) {
+      scales_k = problem.h_kv * params.k_scale.stride_head;
+      scales_v = problem.h_kv * params.v_scale.stride_head;
+    }
+    if constexpr (Config::KvRows::kIsDense) {
+      k += problem.kv_batch * core.k_strides.batch + problem.kv_row * core.k_strides.seq;
+      v += problem.kv_batch * core.v_strides.batch + problem.kv_row * core.v_strides.seq;
+      if constexpr (Config::kScalePerToken) {
+        scales_k += problem.kv_batch * params.k_scale.stride_batch +
+                    problem.kv_row * params.k_scale.stride_seq;
+        scales_v += problem.kv_batch * params.v_scale.stride_batch +
+                    problem.kv_row * params.v_scale.stride_seq;
+      }
+    } else {
+      table = Config::KvRows::TableOf(problem, params);
+    }
   }
 
   // Reads the table for the step at `key`, long before its copies start.
@@ -54,8 +82,8 @@ struct StepCopy {
         const int row = thread + n * kThreads;
         const int own = key + (kEach ? row : 0);
         page[n] = -1;
-        if ((!kEach || row < kStep) && own < bounds.seen_end && own + kStep > bounds.seen_begin) {
-          page[n] = Config::KvRows::PageOf(problem, own, params);
+        if ((!kEach || row < kStep) && own < seen_end && own + kStep > seen_begin) {
+          page[n] = table[own / static_cast<int>(Config::kPageRows)];
         }
       }
     }
@@ -75,30 +103,31 @@ struct StepCopy {
     return kOnePage<Config, kStep> && !Config::KvRows::kIsDense && page[0] < 0;
   }
 
-  // Starts the copy of the step at `key`. Rows that no row of the tile sees become zeros, as
-  // columns from kColumns to kPadded do.
+  // Starts the copy of the step at `key` from `rows`, which is k or v. Rows that no row of the tile
+  // sees become zeros, as columns from kColumns to kPadded do.
   template <int kColumns, int kPadded, int kPitch>
-  __device__ __forceinline__ void Start(u8 (&tile)[kStep][kPitch], const void* base,
+  __device__ __forceinline__ void Start(u8 (&tile)[kStep][kPitch], const KvElement* rows,
                                         const abi::TensorStrides& strides, bool wide, int key,
                                         [[maybe_unused]] const i32* pages) const {
-    const int first = bounds.seen_begin - key;
-    const int end = Missing() ? 0 : bounds.seen_end - key;
-    const KvElement* head = static_cast<const KvElement*>(base) + problem.h_kv * strides.head;
+    constexpr int kPageRows = static_cast<int>(Config::kPageRows);
+    const int first = seen_begin - key;
+    const int end = Missing() ? 0 : seen_end - key;
+    const KvElement* head = rows;
     if constexpr (Config::KvRows::kIsDense) {
-      head += problem.kv_batch * strides.batch + (problem.kv_row + key) * strides.seq;
-    } else if constexpr (kOnePage<Config, kStep>) {
-      head += page[0] * strides.batch + key % Config::kPageRows * strides.seq;
+      head += key * strides.seq;
+    } else if constexpr (!kEach) {
+      head += page[0] * strides.batch + key % kPageRows * strides.seq;
     }
     const auto row_pointer = [&](int row) -> const KvElement* {
-      if constexpr (kOnePage<Config, kStep>) {
+      if constexpr (!kEach) {
         return head + row * strides.seq;
       } else {
-        return head + pages[row] * strides.batch + (key + row) % Config::kPageRows * strides.seq;
+        return head + pages[row] * strides.batch + (key + row) % kPageRows * strides.seq;
       }
     };
     const auto exists = [&](int row) {
       bool there = row >= first && row < end;
-      if constexpr (!kOnePage<Config, kStep>) there = there && pages[row] >= 0;
+      if constexpr (kEach) there = there && pages[row] >= 0;
       return there;
     };
     if (wide) {
@@ -130,25 +159,26 @@ struct StepCopy {
   }
 
   // Starts the copy of the scales of the step at `key`, one for each; what no row sees has 0.
-  __device__ __forceinline__ void StartScales(float* scales, const abi::ScaleArgs& args, int key,
-                                              [[maybe_unused]] const i32* pages) const {
+  // `offset` is scales_k or scales_v.
+  __device__ __forceinline__ void StartScales(float* scales, const abi::ScaleArgs& args, i64 offset,
+                                              int key, [[maybe_unused]] const i32* pages) const {
+    constexpr int kPageRows = static_cast<int>(Config::kPageRows);
 #pragma unroll
     for (int at = 0; at < kStep; at += kThreads) {
       const int row = at + thread;
       if (kStep % kThreads != 0 && row >= kStep) break;
-      bool there = !Missing() && key + row >= bounds.seen_begin && key + row < bounds.seen_end;
-      i64 block = problem.kv_batch, row_in_block = problem.kv_row + key + row;
-      if constexpr (!Config::KvRows::kIsDense) {
+      bool there = !Missing() && key + row >= seen_begin && key + row < seen_end;
+      const float* source = args.scale + offset;
+      if constexpr (Config::KvRows::kIsDense) {
+        source += (key + row) * args.stride_seq;
+      } else {
+        i64 block = page[0];
         if constexpr (kEach) {
           block = pages[row];
           there = there && block >= 0;
-        } else {
-          block = page[0];
         }
-        row_in_block = (key + row) % Config::kPageRows;
+        source += block * args.stride_batch + (key + row) % kPageRows * args.stride_seq;
       }
-      const float* source = args.scale + block * args.stride_batch +
-                            row_in_block * args.stride_seq + problem.h_kv * args.stride_head;
       ptx::cp_async_ca<4>(ptx::SharedAddress(&scales[row]), source, there ? 4 : 0);
     }
   }

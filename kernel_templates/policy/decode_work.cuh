@@ -2,11 +2,13 @@
 // device knows, and where attn_combine finds what they left.
 //
 // An item is one tile of kBlockM packed rows of one (sequence, key/value head); its work is counted
-// in units of kUnitKeys keys. All units of all items stand in one line, sequences first, and block
-// g of G has the g-th of G shares that differ by one unit at most, whatever the lengths are. A
-// piece is the part of an item that one block has. The result of a piece that is its whole item
-// goes to the output; the others go to slots of the workspace: slot 2 g for a block's first piece,
-// 2 g + 1 for a last one that is not the first.
+// in units of kUnitKeys keys. Heads stand in `lines` lines, head h in line h % lines, and the units
+// of all items of a line one after the other, sequences first. A line is cut into shares that
+// differ by one unit at most, whatever the lengths are, and block g has share g / lines of line
+// g % lines: blocks that run side by side read the same keys of neighbouring heads, which lie next
+// to each other in memory. A piece is the part of an item that one block has. The result of a piece
+// that is its whole item goes to the output; the others go to slots of the workspace: slot 2 g for
+// a block's first piece, 2 g + 1 for a last one that is not the first.
 //
 // With fixed chunks (Config::kChunk, batch_invariant) every unit is a piece, and its slot is its
 // number: how an item is cut then depends on nothing but its own length.
@@ -23,13 +25,14 @@ namespace tilewright {
 
 // Keys of a unit.
 template <class Config>
-inline constexpr int kUnitKeys = Config::kBlockN*(Config::kChunk == 0 ? 1 : Config::kChunk);
+inline constexpr int kUnitKeys =
+    Config::kChunk == 0 ? Config::kStepKeys : Config::kBlockN* Config::kChunk;
 
 // A block is not started for less than this.
 template <class Config>
-inline constexpr int kMinUnits = Config::kChunk != 0     ? 1
-                                 : 256 > Config::kBlockN ? 256 / Config::kBlockN
-                                                         : 1;
+inline constexpr int kMinUnits = Config::kChunk != 0       ? 1
+                                 : 256 > Config::kStepKeys ? 256 / Config::kStepKeys
+                                                           : 1;
 
 // What the items of one sequence have in common.
 struct DecodeSequence {
@@ -41,27 +44,45 @@ struct DecodeSequence {
 template <class Config, class Params>
 __device__ __forceinline__ DecodeSequence SequenceAt(const Problem& problem, const Params& params) {
   if (problem.seqlen_q <= 0) return {0, 1, 0};
-  const BlockRange range =
-      Config::Mask::NBlocks(problem, 0, problem.seqlen_q, kUnitKeys<Config>, params);
-  const i64 units = range.end - range.begin;
-  return {static_cast<int>(range.begin), static_cast<int>(Max(units, 1)),
-          static_cast<int>(CeilDiv(problem.seqlen_q * Config::kGroup, Config::kBlockM))};
+  // Both ends of the interval grow with the row.
+  const KeyInterval first = Config::Mask::RowKeys(problem, 0, params);
+  const KeyInterval last = Config::Mask::RowKeys(problem, problem.seqlen_q - 1, params);
+  const int begin = static_cast<int>(Max(first.begin, 0));
+  const int end = static_cast<int>(Min(last.end, problem.seqlen_kv));
+  const u32 first_unit = static_cast<u32>(begin) / kUnitKeys<Config>;
+  const u32 units =
+      begin < end ? (static_cast<u32>(end) - 1) / kUnitKeys<Config> + 1 - first_unit : 1;
+  const u32 rows = static_cast<u32>(problem.seqlen_q) * Config::kGroup;
+  return {begin < end ? static_cast<int>(first_unit) : 0, static_cast<int>(units),
+          static_cast<int>((rows - 1) / Config::kBlockM + 1)};
 }
 
-// Units of all items of sequence b. The host has seen to it that their sum fits an int.
+// a / b for a >= 0, b > 0: half the instructions of a signed division.
+TILEWRIGHT_HOST_DEVICE int DivideInts(int a, int b) {
+  return static_cast<int>(static_cast<u32>(a) / static_cast<u32>(b));
+}
+
+// Units of all items of sequence b in a line. The host has seen to it that their sum fits an int.
 template <class Config, class Params>
 __device__ __forceinline__ int UnitsOfSequence(i64 b, const Params& params) {
   const DecodeSequence sequence = SequenceAt<Config>(MakeProblem<Config>(b, 0, params), params);
-  return sequence.units * sequence.row_tiles * static_cast<int>(params.core.heads_kv);
+  return sequence.units * sequence.row_tiles * params.parts.line_heads;
 }
 
-template <class Config>
-inline constexpr bool kSequencesAreAlike = kIsSame<typename Config::Lengths, LengthsUniform>;
+template <class Params>
+concept HasLeftPadding = requires(const Params& params) {
+  params.left_padding;
+};
+
+// Whether all sequences have as many units, and nothing in memory says how many.
+template <class Config, class Params>
+inline constexpr bool kSequencesAreAlike =
+    kIsSame<typename Config::Lengths, LengthsUniform> && !HasLeftPadding<Params>;
 
 // Units of the sequences before `end`. All lanes of a warp call it.
 template <class Config, class Params>
 __device__ __forceinline__ int UnitsBefore(int end, const Params& params) {
-  if constexpr (kSequencesAreAlike<Config>) {
+  if constexpr (kSequencesAreAlike<Config, Params>) {
     return end * UnitsOfSequence<Config>(0, params);
   } else {
     int sum = 0;
@@ -83,9 +104,10 @@ struct SequencePlace {
 };
 template <class Config, class Params>
 __device__ __forceinline__ SequencePlace FindSequence(int unit, const Params& params) {
-  if constexpr (kSequencesAreAlike<Config>) {
+  if constexpr (kSequencesAreAlike<Config, Params>) {
     const int units = UnitsOfSequence<Config>(0, params);
-    return {unit / units, unit / units * units};
+    const int b = DivideInts(unit, units);
+    return {b, b * units};
   } else {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int batch = static_cast<int>(Batch<Config>(params));
@@ -109,27 +131,29 @@ __device__ __forceinline__ SequencePlace FindSequence(int unit, const Params& pa
   }
 }
 
-// The line of units cut among blocks.
+// A line of units cut among blocks.
 struct UnitShares {
-  int blocks;  // that have a share
+  int blocks;  // of the line that have a share
   int each;    // units of a share
   int larger;  // shares with one more, the first ones
 
   TILEWRIGHT_HOST_DEVICE int Begin(int block) const {
     return block * each + (block < larger ? block : larger);
   }
-  // The block that has `unit`.
+  // The one that has `unit`.
   TILEWRIGHT_HOST_DEVICE int BlockOf(int unit) const {
     const int in_larger = larger * (each + 1);
-    return unit < in_larger ? unit / (each + 1) : larger + (unit - in_larger) / each;
+    return unit < in_larger ? DivideInts(unit, each + 1)
+                            : larger + DivideInts(unit - in_larger, each);
   }
 };
 
-// `blocks` is how many were launched.
+// `blocks` is how many were launched for the line.
 template <class Config>
 TILEWRIGHT_HOST_DEVICE UnitShares SharesOf(int total, int blocks) {
   const int sharing = static_cast<int>(Max(1, Min(blocks, total / kMinUnits<Config>)));
-  return {sharing, total / sharing, total % sharing};
+  const int each = DivideInts(total, sharing);
+  return {sharing, each, total - each * sharing};
 }
 
 // Which packed row of the item, and which query row and head, a row of a warp's fragments is.
@@ -140,7 +164,7 @@ struct PackedRow {
 };
 template <class Config>
 __device__ __forceinline__ PackedRow RowAt(const Problem& problem, i64 first_row, int row) {
-  const i64 packed = first_row + row;
+  const u32 packed = static_cast<u32>(first_row + row);
   return {packed / Config::kGroup, problem.h_kv * Config::kGroup + packed % Config::kGroup,
           packed < problem.seqlen_q * Config::kGroup};
 }
@@ -156,7 +180,7 @@ struct Piece {
 };
 
 // The keys of a piece that any row of its tile sees, and those that all rows see.
-struct alignas(16) KeyBounds {
+struct KeyBounds {
   int seen_begin, seen_end, full_begin, full_end;
 };
 template <class Config, class Params>
@@ -174,99 +198,110 @@ __device__ __forceinline__ KeyBounds BoundsOf(const Piece& piece, const Params& 
           static_cast<int>(Max(0, Min(first.end, piece.kv_end)))};
 }
 
-// Units [offset, offset + count) of an item of a sequence.
+// Units [offset, offset + count) of an item of a sequence: the item-th of a line of heads.
 template <class Config>
 __device__ __forceinline__ Piece PieceOf(const Problem& problem, const DecodeSequence& sequence,
-                                         int item, int offset, int count, int slot) {
+                                         int item, int lines, int line, int offset, int count,
+                                         int slot) {
+  const int head = sequence.row_tiles == 1 ? item : DivideInts(item, sequence.row_tiles);
+  const int row_tile = item - head * sequence.row_tiles;
   Piece piece = {.problem = problem,
-                 .first_row = i64{item % sequence.row_tiles} * Config::kBlockM,
+                 .first_row = i64{row_tile} * Config::kBlockM,
                  .kv_begin = (sequence.first_unit + offset) * kUnitKeys<Config>,
                  .kv_end = (sequence.first_unit + offset + count) * kUnitKeys<Config>,
                  .slot = slot};
-  piece.problem.h_kv = item / sequence.row_tiles;
+  piece.problem.h_kv = head * lines + line;
   piece.problem.h = piece.problem.h_kv * Config::kGroup;
   piece.kv_end = static_cast<int>(Min(piece.kv_end, problem.seqlen_kv));
   return piece;
 }
 
 // The pieces of a block, one after the other:
-//   PieceWalk<Config, Params> walk(params);
-//   for (Piece piece; walk.Next(&piece);) ...
+//   PieceWalk<Config> walk(params);
+//   for (Piece piece; walk.Next(&piece, params);) ...
 // With parts (abi::PartsArgs) a block has its share of all units, without it whole items: those
 // from blockIdx.x on, with the stride of the grid.
-template <class Config, class Params>
+template <class Config>
 class PieceWalk {
  public:
-  __device__ __forceinline__ explicit PieceWalk(const Params& params) : params_(params) {
+  template <class Params>
+  __device__ __forceinline__ explicit PieceWalk(const Params& params) {
     if (params.parts.parts > 1) {
       const int total = UnitsBefore<Config>(static_cast<int>(Batch<Config>(params)), params);
-      shares_ = SharesOf<Config>(total, static_cast<int>(params.parts.parts));
+      shares_ = SharesOf<Config>(total, params.parts.line_blocks);
       if (total == 0) shares_.blocks = 0;
-      share_ = static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x);
+      block_ = static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x);
     } else {
-      item_ = blockIdx.x;
+      block_ = static_cast<int>(blockIdx.x);
     }
   }
 
-  __device__ __forceinline__ bool Next(Piece* piece) {
-    return params_.parts.parts > 1 ? NextOfShare(piece) : NextItem(piece);
+  template <class Params>
+  __device__ __forceinline__ bool Next(Piece* piece, const Params& params) {
+    return params.parts.parts > 1 ? NextOfShare(piece, params) : NextItem(piece, params);
   }
 
  private:
-  __device__ __forceinline__ bool NextItem(Piece* piece) {
-    const i64 row_tiles = CeilDiv(SeqlenQ<Config>(params_) * Config::kGroup, Config::kBlockM);
-    const i64 items_of_sequence = params_.core.heads_kv * row_tiles;
-    const i64 items = Batch<Config>(params_) * items_of_sequence;
-    for (; item_ < items; item_ += gridDim.x) {
-      const i64 b = Quotient(item_, items_of_sequence);
-      const Problem problem = MakeProblem<Config>(b, 0, params_);
-      const DecodeSequence sequence = SequenceAt<Config>(problem, params_);
-      const int item = static_cast<int>(item_ - b * items_of_sequence);
+  template <class Params>
+  __device__ __forceinline__ bool NextItem(Piece* piece, const Params& params) {
+    const int row_tiles =
+        static_cast<int>(CeilDiv(SeqlenQ<Config>(params) * Config::kGroup, Config::kBlockM));
+    const int items_of_sequence = static_cast<int>(params.core.heads_kv) * row_tiles;
+    const int items = static_cast<int>(Batch<Config>(params)) * items_of_sequence;
+    while (block_ < items) {
+      const int b = DivideInts(block_, items_of_sequence);
+      const int item = block_ - b * items_of_sequence;
+      block_ += static_cast<int>(gridDim.x);
+      const Problem problem = MakeProblem<Config>(b, 0, params);
+      const DecodeSequence sequence = SequenceAt<Config>(problem, params);
       // Shorter sequences than the longest have fewer items.
-      if (item >= sequence.row_tiles * params_.core.heads_kv) continue;
-      *piece = PieceOf<Config>(problem, sequence, item, 0, sequence.units, -1);
-      item_ += gridDim.x;
+      if (item >= sequence.row_tiles * static_cast<int>(params.core.heads_kv)) continue;
+      *piece = PieceOf<Config>(problem, sequence, item, 1, 0, 0, sequence.units, -1);
       return true;
     }
     return false;
   }
 
-  __device__ __forceinline__ bool NextOfShare(Piece* piece) {
+  template <class Params>
+  __device__ __forceinline__ bool NextOfShare(Piece* piece, const Params& params) {
+    const int lines = params.parts.lines;
     while (true) {
+      const int share =
+          DivideInts(block_ + (unit_ == end_ ? static_cast<int>(gridDim.x) : 0), lines);
       if (unit_ == end_) {
-        share_ += static_cast<int>(gridDim.x);
-        if (share_ >= shares_.blocks) return false;
-        unit_ = shares_.Begin(share_);
-        end_ = shares_.Begin(share_ + 1);
-        place_ = FindSequence<Config>(unit_, params_);
+        if (share >= shares_.blocks) return false;
+        block_ += static_cast<int>(gridDim.x);
+        unit_ = shares_.Begin(share);
+        end_ = shares_.Begin(share + 1);
+        place_ = FindSequence<Config>(unit_, params);
       }
-      const Problem problem = MakeProblem<Config>(place_.b, 0, params_);
-      const DecodeSequence sequence = SequenceAt<Config>(problem, params_);
-      const int units_of_sequence =
-          sequence.units * sequence.row_tiles * static_cast<int>(params_.core.heads_kv);
+      const Problem problem = MakeProblem<Config>(place_.b, 0, params);
+      const DecodeSequence sequence = SequenceAt<Config>(problem, params);
+      const int units_of_sequence = sequence.units * sequence.row_tiles * params.parts.line_heads;
       const int local = unit_ - place_.units_before;
       if (local >= units_of_sequence) {
         place_ = {place_.b + 1, place_.units_before + units_of_sequence};
         continue;
       }
-      const int offset = local % sequence.units;
+      const int item = DivideInts(local, sequence.units);
+      const int offset = local - item * sequence.units;
       const int left = sequence.units - offset;
       const int count = Config::kChunk != 0 ? 1 : left < end_ - unit_ ? left : end_ - unit_;
       int slot = -1;
       if (count != sequence.units) {
-        const bool first = unit_ == shares_.Begin(share_);
-        slot = Config::kChunk != 0 ? unit_ : 2 * share_ + (first ? 0 : 1);
+        const bool first = unit_ == shares_.Begin(share);
+        slot = Config::kChunk != 0 ? unit_ : 2 * block_ + (first ? 0 : 1);
       }
-      *piece = PieceOf<Config>(problem, sequence, local / sequence.units, offset, count, slot);
+      *piece = PieceOf<Config>(problem, sequence, item, lines, block_ - share * lines, offset,
+                               count, slot);
       unit_ += count;
       return true;
     }
   }
 
-  const Params& params_;
-  i64 item_ = 0;
   UnitShares shares_ = {0, 0, 0};
-  int share_ = 0;
+  // Whose share it is: this one's, or another's where the grid is smaller. Without parts: the item.
+  int block_ = 0;
   int unit_ = 0, end_ = 0;
   SequencePlace place_ = {0, 0};
 };

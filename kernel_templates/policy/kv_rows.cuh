@@ -38,11 +38,16 @@ struct KvRowsPaged {
   static constexpr bool kIsDense = false;
   static constexpr i64 kPageRows = kPageSize;  // rows of a page lie stride_seq apart
 
+  // The pages of the sequence.
+  template <class Params>
+  TILEWRIGHT_HOST_DEVICE static const i32* TableOf(const Problem& problem, const Params& params) {
+    const i64 row = kBySlot ? problem.kv_batch : problem.b;
+    return params.page_table.table + row * params.page_table.stride;
+  }
   // The page of key j.
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static i32 PageOf(const Problem& problem, i64 j, const Params& params) {
-    const i64 row = kBySlot ? problem.kv_batch : problem.b;
-    return params.page_table.table[row * params.page_table.stride + j / kPageSize];
+    return TableOf(problem, params)[j / kPageSize];
   }
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static KvRow Locate(const Problem& problem, i64 j, const Params& params) {

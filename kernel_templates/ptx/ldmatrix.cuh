@@ -39,6 +39,14 @@ __device__ __forceinline__ void ldmatrix_x2_trans(unsigned (&r)[2], unsigned add
                : "memory");
 }
 
+// The transpose of an 8x8 matrix of 16-bit elements that the warp holds in this layout.
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#warp-level-matrix-instructions-movmatrix
+__device__ __forceinline__ unsigned movmatrix_trans(unsigned pair) {
+  unsigned transposed;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+  return transposed;
+}
+
 }  // namespace ptx
 }  // namespace tilewright
 

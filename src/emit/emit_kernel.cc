@@ -101,7 +101,7 @@ std::string PlanName(const KernelPlan& plan) {
       return absl::StrCat("m", plan.block_m, "w", plan.warps, plan.split ? "" : "merge",
                           plan.tile_rows == 0 ? ""
                                               : absl::StrCat("t", plan.tile_rows, "n", plan.block_n,
-                                                             "c", plan.chunk));
+                                                             "k", plan.step, "c", plan.chunk));
     case Family::kBwdPrep:
     case Family::kBwdFinish:
       return absl::StrCat("m", plan.block_m, "w", plan.warps);
@@ -394,11 +394,13 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
           .Int("kStages", plan.stages)
           .Int("kSharedStages", plan.shared_stages)
           .Int("kChunk", plan.chunk)
-          .Int("kPageRows", std::max<int64_t>(spec.page_size, 1));
+          .Int("kPageRows", std::max<int64_t>(spec.page_size, 1))
+          .Bool("kScalePerToken", false);
       break;
     case Family::kDecode:
       config.Int("kTeams", plan.block_n / plan.step)
-          .Int("kMWarps", plan.block_m / 16)
+          .Int("kRowWarps", plan.block_m / plan.rows_per_warp)
+          .Int("kRowTiles", plan.rows_per_warp / 8)
           .Int("kStepKeys", plan.step)
           .Int("kStages", plan.stages)
           .Int("kChunk", plan.chunk)
@@ -473,6 +475,7 @@ std::string ConfigText(const AttentionSpec& spec, const KernelPlan& plan,
         .Int("kTileRows", plan.tile_rows);
     if (plan.tile_rows != 0) {
       config.Int("kTileKeys", plan.block_n)
+          .Int("kTileStep", plan.step)
           .Int("kChunk", plan.chunk)
           .Int("kGroup", spec::GroupSize(spec))
           .Int64("kBatch", spec.exact ? spec.batch : 0)

@@ -19,13 +19,20 @@ namespace {
 
 // More packed rows than this are better off with a family for long query sequences.
 constexpr int64_t kMaxRows = 128;
-// Head dims up to which a warp holds the output sums of 16 rows.
+// Head dims up to which a warp holds the output sums of 8 rows.
 constexpr int64_t kMaxDim = 256;
-// And up to which a block does.
+// And up to which a block holds those of 16.
 constexpr int64_t kMaxWideDim = 640;
 
 int64_t PackedRows(const AttentionSpec& spec) {
   return std::max<int64_t>(spec.seqlen_q * spec::GroupSize(spec), 1);
+}
+
+// Rows to choose tiles for: numbers of queries in between share the next power of two's plan.
+int64_t TileRows(const AttentionSpec& spec) {
+  int64_t queries = 1;
+  while (queries < spec.seqlen_q) queries *= 2;
+  return queries * spec::GroupSize(spec);
 }
 
 bool HasElementMask(const AttentionSpec& spec) {
@@ -33,6 +40,20 @@ bool HasElementMask(const AttentionSpec& spec) {
          std::any_of(spec.bias.begin(), spec.bias.end(),
                      [](const BiasTerm& term) { return term.type == ElementType::kBool; });
 }
+
+// What attn_decode leaves of a thread's registers for tiles of rows: the rest holds addresses, and
+// what a key or a score needs besides.
+int64_t TileRegisters(const AttentionSpec& spec) {
+  constexpr int64_t kLargestStep = 64;
+  if (spec.kv_scale == ScaleKind::kPerToken) return 90;
+  const bool one_page = spec.page_size % kLargestStep == 0;
+  const bool plain = one_page && spec.softcap == 0 && !spec.alibi && spec.bias.empty() &&
+                     spec.score_snippet.empty() && spec.mask_snippet.empty() && !spec.varlen;
+  return plain ? 170 : 120;
+}
+
+// PieceQueue of the kernels.
+constexpr int64_t kPieceQueueBytes = 392;
 
 // Bytes between rows in shared memory: an odd number of 16-byte chunks.
 int64_t PitchBytes(int64_t bytes) { return 16 * (RoundUp(bytes, 16) / 16 | 1); }
@@ -86,6 +107,7 @@ void Complete(const PlanRequest& request, int64_t registers, KernelPlan& plan) {
   KernelPlan combine = PlanCombine(plan.target, request.spec.dim_v, /*warps_per_row=*/4);
   combine.tile_rows = plan.block_m;
   combine.block_n = plan.block_n;
+  combine.step = plan.step;
   combine.chunk = plan.chunk;
   plan.after = {std::move(combine)};
 }
@@ -115,13 +137,15 @@ int64_t DecodeSmemBytes(const KernelPlan& plan, const AttentionSpec& spec) {
   const int64_t size = spec::ElementBytes(spec::KvType(spec));
   const int64_t teams = plan.block_n / plan.step;
   const int64_t pitch_k = PitchBytes(RoundUp(spec.dim_qk, size == 1 ? 32 : 16) * size);
-  const int64_t pitch_v = PitchBytes(RoundUp(spec.dim_v, size == 1 ? 16 : 8) * size);
+  const int64_t pitch_v = PitchBytes(RoundUp(spec.dim_v, 16) * size);
   const int64_t scales = spec.kv_scale == ScaleKind::kPerToken ? 8 * plan.step : 16;
-  const int64_t ring = teams * plan.stages * (plan.step * (pitch_k + pitch_v) + scales);
-  const int64_t o = int64_t{plan.warps} * 16 * (RoundUp(spec.dim_v, 4) + 4) * 4;
+  const int64_t o = int64_t{plan.block_m} * (RoundUp(spec.dim_v, 4) + 4) * 4;
+  const int64_t stage = RoundUp(std::max(plan.step * (pitch_k + pitch_v) + scales, o), 16);
   const bool one_page = spec.page_size == 0 || spec.page_size % plan.step == 0;
-  const int64_t pages = one_page ? 1 : teams * (plan.stages + 1) * plan.step;
-  return RoundUp(std::max(ring, o) + 4 * pages + 3 * int64_t{plan.warps} * 16 * 4, 16);
+  const int64_t pages = one_page ? 4 : teams * (plan.stages + 1) * plan.step;
+  const int64_t sums = teams * (3 * int64_t{plan.block_m} + 1);
+  return RoundUp(teams * plan.stages * stage + plan.warps * kPieceQueueBytes + 4 * (pages + sums),
+                 16);
 }
 
 FamilyAnswer PlanDecode(const PlanRequest& request) {
@@ -131,52 +155,81 @@ FamilyAnswer PlanDecode(const PlanRequest& request) {
   if (answer.refusal.empty() && (spec.dim_qk > kMaxDim || spec.dim_v > kMaxDim)) {
     answer.refusal = absl::StrCat(DimsText(spec), ": must be at most ", kMaxDim);
   }
-  const int64_t rows = PackedRows(spec);
-  if (answer.refusal.empty() && HasElementMask(spec) && rows > 16) {
-    answer.refusal =
-        absl::StrCat("a mask by element with seqlen_q * group = ", rows, ": must be at most 16");
+  const int64_t rows = TileRows(spec);
+  const int64_t row_tiles = CeilDiv(rows, 8);
+  // Registers of a thread for 8 rows: sums of O, queries, and scores of a step.
+  const int64_t registers_of_tile = CeilDiv(spec.dim_v, 16) * 4 + CeilDiv(spec.dim_qk, 16) * 2 + 8;
+  const int64_t most_tiles = std::clamp<int64_t>(TileRegisters(spec) / registers_of_tile, 1, 4);
+  if (answer.refusal.empty() && HasElementMask(spec) && row_tiles > most_tiles) {
+    answer.refusal = absl::StrCat("a mask by element with seqlen_q * group = ", rows,
+                                  ": must be at most ", 8 * most_tiles);
   }
   if (!answer.refusal.empty()) return answer;
+  // Threads of a block may have 255 registers each.
+  constexpr int64_t kMostWarps = 8;
   KernelPlan base = StartPlan(request, Family::kDecode);
-  const int m_warps = rows <= 16 ? 1 : rows <= 32 ? 2 : 4;
-  base.block_m = 16 * m_warps;
-  // Steps of about 8 KB of K and V.
+  const int64_t row_warps = std::min(CeilDiv(row_tiles, most_tiles), kMostWarps);
+  const int64_t tiles = std::min(CeilDiv(row_tiles, row_warps), most_tiles);
+  base.rows_per_warp = static_cast<int>(8 * tiles);
+  base.block_m = static_cast<int>(row_warps) * base.rows_per_warp;
+  const int64_t registers = std::min<int64_t>(registers_of_tile * tiles + 80, 255);
+  // Steps of about 8 KB of K and V; of more where several warps wait for each other.
   const int64_t key_bytes = (spec.dim_qk + spec.dim_v) * spec::ElementBytes(spec::KvType(spec));
-  base.step = key_bytes <= 128 ? 64 : key_bytes <= 256 || m_warps > 1 ? 32 : 16;
+  base.step = key_bytes <= 128 ? 64 : key_bytes <= 256 || row_warps > 1 || tiles > 2 ? 32 : 16;
   struct Choice {
-    int teams;
+    int64_t teams;
     int stages;
   };
   // Best first: rings that let two blocks share an SM (one ends a piece while the other reads),
-  // then what fits.
-  std::vector<Choice> choices = {{4, 3}, {4, 4}, {8, 3}, {4, 2}, {2, 3}, {2, 2}};
-  if (m_warps > 1) choices = {{1, 3}, {1, 4}, {1, 2}};
+  // then what fits. Few keys are best copied all at once.
+  std::vector<Choice> choices = {{4, 3}, {8, 3}, {4, 2}, {2, 3}, {2, 2}};
+  if (spec.seqlen_kv <= kDecodeFewKeys && row_warps == 1) choices.insert(choices.begin(), {8, 3});
+  if (row_warps > 1) choices = {{2, 4}, {4, 3}, {2, 3}, {2, 2}, {1, 3}};
   for (const Choice& choice : choices) {
     KernelPlan plan = base;
-    plan.warps = choice.teams * m_warps;
-    plan.block_n = choice.teams * plan.step;
+    plan.warps = static_cast<int>(choice.teams * row_warps);
+    if (choice.teams > 1 && plan.warps > kMostWarps) continue;
+    plan.block_n = static_cast<int>(choice.teams) * plan.step;
     plan.stages = choice.stages;
     plan.smem_bytes = DecodeSmemBytes(plan, spec);
     if (plan.smem_bytes > request.traits.smem_per_block_optin) continue;
-    Complete(request, /*registers=*/208, plan);
+    Complete(request, registers, plan);
     answer.plans.push_back(std::move(plan));
   }
   Explain(request, answer);
   return answer;
 }
 
-int64_t DecodeWideSmemBytes(const KernelPlan& plan, const AttentionSpec& spec) {
-  const int64_t pitch_k = PitchBytes(RoundUp(spec.dim_qk, 32) * 2);
-  const int64_t pitch_v = PitchBytes(plan.warps * RoundUp(CeilDiv(spec.dim_v, plan.warps), 16) * 2);
-  const int64_t pitch_p = PitchBytes(int64_t{plan.step} * 2);
-  const int64_t ring =
-      plan.step * std::max(plan.stages * (pitch_k + pitch_v), plan.shared_stages * pitch_k);
+namespace {
+
+// Bytes of a key in the ring of attn_decode_wide.
+struct WideKeyBytes {
+  int64_t k;
+  int64_t v;
+};
+WideKeyBytes WideKey(const KernelPlan& plan, const AttentionSpec& spec) {
+  return {PitchBytes(RoundUp(spec.dim_qk, 16) * 2),
+          PitchBytes(plan.warps * RoundUp(CeilDiv(spec.dim_v, plan.warps), 16) * 2)};
+}
+
+// Of what lies beside the ring, which has room for `pages` pages.
+int64_t WideBytesBesideRing(const KernelPlan& plan, int64_t pages) {
+  const int64_t scores = 2 * int64_t{plan.block_m / 8} * plan.warps * 32 * 16;
+  return scores + plan.warps * kPieceQueueBytes + 4 * pages;
+}
+
+int64_t WidePages(const KernelPlan& plan, const AttentionSpec& spec) {
   const bool one_page = spec.page_size == 0 || spec.page_size % plan.step == 0;
-  const int64_t pages =
-      one_page ? 4 : int64_t{std::max(plan.stages, plan.shared_stages) + 1} * plan.step;
-  return RoundUp(plan.block_m * (pitch_k + pitch_p) + ring +
-                     2 * int64_t{plan.step / 8} * plan.block_m * 4 + 4 * pages,
-                 16);
+  return one_page ? 4 : int64_t{std::max(plan.stages, plan.shared_stages) + 1} * plan.step;
+}
+
+}  // namespace
+
+int64_t DecodeWideSmemBytes(const KernelPlan& plan, const AttentionSpec& spec) {
+  const WideKeyBytes key = WideKey(plan, spec);
+  const int64_t ring =
+      plan.step * std::max(plan.stages * (key.k + key.v), plan.shared_stages * key.k);
+  return RoundUp(ring + WideBytesBesideRing(plan, WidePages(plan, spec)), 16);
 }
 
 FamilyAnswer PlanDecodeWide(const PlanRequest& request) {
@@ -194,23 +247,33 @@ FamilyAnswer PlanDecodeWide(const PlanRequest& request) {
   }
   if (!answer.refusal.empty()) return answer;
   KernelPlan base = StartPlan(request, Family::kDecodeWide);
-  base.block_m = PackedRows(spec) <= 16 ? 16 : 32;
-  base.warps = 8;
-  struct Choice {
-    int step;
-    int stages;
-    int shared_stages;
-  };
+  const int64_t rows = TileRows(spec);
+  base.block_m = rows <= 8 ? 8 : rows <= 16 ? 16 : 24;
+  base.rows_per_warp = base.block_m;
   // Latent attention keeps K and V in one buffer, so that a ring of K alone is what counts.
-  std::vector<Choice> choices = {{32, 3, 4}, {32, 2, 4}, {32, 2, 3}, {16, 2, 3}, {16, 2, 2}};
-  if (spec.dim_qk > spec.dim_v && spec.heads_kv == 1) choices.insert(choices.begin(), {48, 1, 3});
-  for (const Choice& choice : choices) {
+  const bool is_latent = spec.dim_qk > spec.dim_v && spec.heads_kv == 1;
+  struct Choice {
+    int warps;
+    int step;
+    int64_t blocks;  // that share an SM: what one waits for the other fills
+  };
+  for (const Choice& choice : {Choice{4, 16, 2}, Choice{8, 32, 1}, Choice{8, 16, 1}}) {
+    // 24 rows of 128 columns of O are more than a thread's registers.
+    if (base.block_m > 16 && choice.step * choice.warps != 128) continue;
     KernelPlan plan = base;
+    plan.warps = choice.warps;
     plan.step = plan.block_n = choice.step;
-    plan.stages = choice.stages;
-    plan.shared_stages = choice.shared_stages;
+    constexpr int64_t kMostStages = 8;
+    const WideKeyBytes key = WideKey(plan, spec);
+    const int64_t room = std::min<int64_t>(request.traits.smem_per_block_optin,
+                                           request.traits.smem_per_sm / choice.blocks -
+                                               request.traits.smem_reserved_per_block) -
+                         WideBytesBesideRing(plan, (kMostStages + 1) * choice.step) - 16;
+    plan.stages = static_cast<int>(std::min(kMostStages, room / (choice.step * (key.k + key.v))));
+    plan.shared_stages = static_cast<int>(std::min(kMostStages, room / (choice.step * key.k)));
+    // Rings of two steps wait for each of them.
+    if (plan.stages < (is_latent ? 2 : 3) || plan.shared_stages < 3) continue;
     plan.smem_bytes = DecodeWideSmemBytes(plan, spec);
-    if (plan.smem_bytes > request.traits.smem_per_block_optin) continue;
     Complete(request, /*registers=*/255, plan);
     answer.plans.push_back(std::move(plan));
   }

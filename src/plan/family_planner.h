@@ -66,8 +66,9 @@ int64_t FwdSm80SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v);
 
 FamilyAnswer PlanFwdSm80(const PlanRequest& request);
 
-// Of attn_decode: the rings of all teams, or the output sums of all warps, whichever is larger, and
-// what lies beside them.
+// attn_decode does not cut up to so many keys: they are not worth a second kernel.
+inline constexpr int64_t kDecodeFewKeys = 512;
+// Of attn_decode: the rings of all teams and what lies beside them.
 int64_t DecodeSmemBytes(const KernelPlan& plan, const AttentionSpec& spec);
 
 FamilyAnswer PlanDecode(const PlanRequest& request);

@@ -84,7 +84,7 @@ struct DecodeCounts {
 DecodeCounts CountDecode(const KernelPlan& plan, const AttentionSpec& spec,
                          const AttentionArgs& args) {
   const int64_t group = spec.heads_q / spec.heads_kv;
-  const int64_t unit_keys = int64_t{plan.block_n} * std::max(plan.chunk, 1);
+  const int64_t unit_keys = plan.chunk == 0 ? plan.step : int64_t{plan.block_n} * plan.chunk;
   return {.items = Blocks(Blocks(spec.heads_kv, args.batch),
                           CeilDiv(Blocks(args.seqlen_q, group), plan.block_m)),
           .units = std::max<int64_t>(1, CeilDiv(args.seqlen_kv, unit_keys))};
@@ -93,14 +93,38 @@ DecodeCounts CountDecode(const KernelPlan& plan, const AttentionSpec& spec,
 // Blocks that share the keys, or 1: few keys are not worth a second kernel, very many sequences
 // balance themselves and would take long to count.
 int64_t DecodeBlocks(const KernelPlan& plan, const AttentionSpec& spec, const AttentionArgs& args) {
-  constexpr int64_t kFewKeys = 512;
   constexpr int64_t kManySequences = 1024;
   constexpr int64_t kManyItems = 32;  // times as many as blocks
   const DecodeCounts counts = CountDecode(plan, spec, args);
   const bool fits = Blocks(counts.items, counts.units) < kMaxGrid;
   const bool balanced = plan.chunk == 0 && counts.items >= kManyItems * plan.slots;
-  if (args.seqlen_kv <= kFewKeys || args.batch > kManySequences || !fits || balanced) return 1;
+  if (args.seqlen_kv <= kDecodeFewKeys || args.batch > kManySequences || !fits || balanced)
+    return 1;
   return std::max<int64_t>(2, std::min<int64_t>(plan.slots, counts.items * counts.units));
+}
+
+// As many lines as there may be without leaving more than one block in twenty without work.
+int64_t DecodeLines(const KernelPlan& plan, const AttentionSpec& spec, int64_t blocks) {
+  if (plan.chunk != 0) return 1;
+  for (int64_t lines = std::min(spec.heads_kv, blocks); lines > 1; --lines) {
+    if (spec.heads_kv % lines == 0 && blocks % lines * 20 <= blocks) return lines;
+  }
+  return 1;
+}
+
+// Blocks of a line of `items`, at most `most`. Sequences of one length are cut so that no block has
+// parts of two of them, if that leaves no more than one block in ten without work: memory is as
+// busy with a few blocks less, and a second piece takes time of its own.
+int64_t LineBlocks(const AttentionSpec& spec, int64_t items, int64_t most) {
+  if (spec.varlen || spec.left_padding) return most;
+  const int64_t of_block = CeilDiv(items, most);
+  int64_t blocks = most;
+  if (items <= most) {
+    blocks = most / items * items;
+  } else if (items % of_block == 0) {
+    blocks = items / of_block;
+  }
+  return blocks * 10 >= most * 9 ? blocks : most;
 }
 
 }  // namespace
@@ -117,6 +141,9 @@ CallPlan PlanCall(const KernelPlan& plan, const AttentionSpec& spec, const Atten
     call.parts = DecodeBlocks(plan, spec, args);
     if (call.parts > 1) {
       const DecodeCounts counts = CountDecode(plan, spec, args);
+      call.lines = DecodeLines(plan, spec, call.parts);
+      call.parts =
+          call.lines * LineBlocks(spec, counts.items / call.lines, call.parts / call.lines);
       const int64_t slots = plan.chunk != 0 ? counts.items * counts.units : 2 * call.parts;
       add(Region::kPartialO, slots * plan.block_m * spec.dim_v * 4);
       add(Region::kPartialLse, slots * plan.block_m * 4);
@@ -161,6 +188,7 @@ LaunchShape ComputeLaunchShape(const KernelPlan& kernel, const AttentionSpec& sp
     case Family::kDecodeWide:
       shape.grid = static_cast<uint32_t>(call.parts > 1 ? call.parts
                                                         : CountDecode(kernel, spec, args).items);
+      shape.overlaps = true;
       break;
     case Family::kFwdSm90: {
       const int64_t clusters =

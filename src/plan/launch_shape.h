@@ -27,6 +27,7 @@ struct CallPlan {
   // Of the keys of each tile of rows. attn_decode: blocks that share all keys, or 1 where each
   // takes whole items.
   int64_t parts = 1;
+  int64_t lines = 1;  // attn_decode: of heads, see policy/decode_work.cuh; divides parts
   int64_t workspace_bytes = 0;
   int64_t dq_tiles_of_head = 0;                   // see DqTilesOfHead
   std::array<int64_t, kNumRegions> offsets = {};  // bytes from the start of the workspace

@@ -94,6 +94,9 @@ abi::PartsArgs Parts(const AttentionSpec& spec, const AttentionArgs& args,
                      const plan::CallPlan& call) {
   abi::PartsArgs parts = {};
   parts.parts = call.parts;
+  parts.lines = static_cast<abi::i32>(call.lines);
+  parts.line_blocks = static_cast<abi::i32>(call.parts / call.lines);
+  parts.line_heads = static_cast<abi::i32>(spec.heads_kv / call.lines);
   if (call.parts <= 1) return parts;
   const bool packed = spec.varlen && args.cu_seqlens_q != nullptr;
   const int64_t rows = packed ? args.total_q : args.seqlen_q;

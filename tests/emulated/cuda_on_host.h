@@ -41,6 +41,7 @@ enum class Operation {
   kBallot,
   kSyncWarp,
   kLdmatrix,
+  kMovmatrix,
   kStmatrix,
   kMma,
   kWgmma,

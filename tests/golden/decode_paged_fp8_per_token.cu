@@ -19,7 +19,7 @@ static_assert(TILEWRIGHT_OFFSETOF(Params, page_table) == 264);
 static_assert(TILEWRIGHT_OFFSETOF(Params, k_scale) == 280);
 static_assert(TILEWRIGHT_OFFSETOF(Params, v_scale) == 312);
 static_assert(TILEWRIGHT_OFFSETOF(Params, parts) == 344);
-static_assert(sizeof(Params) == 424);
+static_assert(sizeof(Params) == 440);
 
 struct Config {
   // spec
@@ -40,7 +40,8 @@ struct Config {
   static constexpr int kBlockM = 16;
   static constexpr int kBlockN = 128;
   static constexpr int kTeams = 4;
-  static constexpr int kMWarps = 1;
+  static constexpr int kRowWarps = 1;
+  static constexpr int kRowTiles = 2;
   static constexpr int kStepKeys = 32;
   static constexpr int kStages = 2;
   static constexpr int kChunk = 0;
@@ -83,7 +84,7 @@ struct Params {
 static_assert(TILEWRIGHT_OFFSETOF(Params, core) == 0);
 static_assert(TILEWRIGHT_OFFSETOF(Params, varlen) == 232);
 static_assert(TILEWRIGHT_OFFSETOF(Params, parts) == 264);
-static_assert(sizeof(Params) == 344);
+static_assert(sizeof(Params) == 360);
 
 struct Config {
   // spec
@@ -95,6 +96,7 @@ struct Config {
   static constexpr int kBlockM = 1;
   static constexpr int kTileRows = 16;
   static constexpr int kTileKeys = 128;
+  static constexpr int kTileStep = 0;
   static constexpr int kChunk = 0;
   static constexpr int kGroup = 4;
   static constexpr i64 kBatch = 0;
@@ -113,6 +115,6 @@ static_assert(sizeof(combine::SharedStorage<Config>) == 2064,
 }  // namespace tilewright
 
 extern "C" __global__ void __launch_bounds__(128, 1)
-attn_combine__bf16_kvfp32_d128_gqa4_varlen__m1w4t16n128c0(const __grid_constant__ tilewright::Params params) {
+attn_combine__bf16_kvfp32_d128_gqa4_varlen__m1w4t16n128k0c0(const __grid_constant__ tilewright::Params params) {
   tilewright::combine::Run<tilewright::Config>(params);
 }

@@ -15,7 +15,7 @@ static_assert(TILEWRIGHT_OFFSETOF(Params, core) == 0);
 static_assert(TILEWRIGHT_OFFSETOF(Params, varlen) == 232);
 static_assert(TILEWRIGHT_OFFSETOF(Params, page_table) == 264);
 static_assert(TILEWRIGHT_OFFSETOF(Params, parts) == 280);
-static_assert(sizeof(Params) == 360);
+static_assert(sizeof(Params) == 376);
 
 struct Config {
   // spec
@@ -40,6 +40,7 @@ struct Config {
   static constexpr int kSharedStages = 4;
   static constexpr int kChunk = 16;
   static constexpr int kPageRows = 64;
+  static constexpr bool kScalePerToken = false;
   // policies
   using Lengths = LengthsVarlen;
   using KvRows = KvRowsPaged<64>;
@@ -77,7 +78,7 @@ struct Params {
 static_assert(TILEWRIGHT_OFFSETOF(Params, core) == 0);
 static_assert(TILEWRIGHT_OFFSETOF(Params, varlen) == 232);
 static_assert(TILEWRIGHT_OFFSETOF(Params, parts) == 264);
-static_assert(sizeof(Params) == 344);
+static_assert(sizeof(Params) == 360);
 
 struct Config {
   // spec
@@ -89,6 +90,7 @@ struct Config {
   static constexpr int kBlockM = 1;
   static constexpr int kTileRows = 32;
   static constexpr int kTileKeys = 32;
+  static constexpr int kTileStep = 0;
   static constexpr int kChunk = 16;
   static constexpr int kGroup = 128;
   static constexpr i64 kBatch = 0;
@@ -107,6 +109,6 @@ static_assert(sizeof(combine::SharedStorage<Config>) == 8208,
 }  // namespace tilewright
 
 extern "C" __global__ void __launch_bounds__(128, 1)
-attn_combine__bf16_kvfp32_d512_gqa128_varlen_lse__m1w4t32n32c16(const __grid_constant__ tilewright::Params params) {
+attn_combine__bf16_kvfp32_d512_gqa128_varlen_lse__m1w4t32n32k0c16(const __grid_constant__ tilewright::Params params) {
   tilewright::combine::Run<tilewright::Config>(params);
 }

@@ -13,7 +13,7 @@ struct Params {
 static_assert(TILEWRIGHT_OFFSETOF(Params, core) == 0);
 static_assert(TILEWRIGHT_OFFSETOF(Params, sinks) == 232);
 static_assert(TILEWRIGHT_OFFSETOF(Params, parts) == 240);
-static_assert(sizeof(Params) == 320);
+static_assert(sizeof(Params) == 336);
 
 struct Config {
   // spec
@@ -78,7 +78,7 @@ struct Params {
 static_assert(TILEWRIGHT_OFFSETOF(Params, core) == 0);
 static_assert(TILEWRIGHT_OFFSETOF(Params, sinks) == 232);
 static_assert(TILEWRIGHT_OFFSETOF(Params, parts) == 240);
-static_assert(sizeof(Params) == 320);
+static_assert(sizeof(Params) == 336);
 
 struct Config {
   // spec

@@ -98,6 +98,37 @@ TEST(PlanCallTest, CutsTheKeysWhereTilesDoNotFillTheBoard) {
   EXPECT_EQ(ComputeLaunchShape(kernels[1], spec, args, call).grid, 2 * 5 * 9);
 }
 
+// Parts and lines of a decode call on 264 blocks.
+CallPlan DecodeCall(int64_t batch, int64_t heads, int64_t keys, bool varlen) {
+  KernelPlan plan = Plan();
+  plan.family = Family::kDecode;
+  plan.block_m = 8;
+  plan.block_n = 64;
+  plan.step = 16;
+  plan.split = true;
+  plan.slots = 264;
+  AttentionSpec spec = Spec(heads);
+  spec.varlen = varlen;
+  AttentionArgs args = Args(batch, 1);
+  args.seqlen_kv = keys;
+  return PlanCall(plan, spec, args);
+}
+
+TEST(PlanCallTest, DecodeCutsTheKeysOfHeadsSideBySide) {
+  EXPECT_EQ(DecodeCall(1, 8, 65536, false).parts, 264);
+  EXPECT_EQ(DecodeCall(1, 8, 65536, false).lines, 8);
+  // 33 blocks a head: sequences of unequal length have them all, 16 alike take two each.
+  EXPECT_EQ(DecodeCall(16, 8, 8192, true).parts, 264);
+  EXPECT_EQ(DecodeCall(16, 8, 8192, false).parts, 256);
+  // 8 blocks a head for 64 sequences.
+  EXPECT_EQ(DecodeCall(64, 32, 4096, false).parts, 256);
+  EXPECT_EQ(DecodeCall(64, 32, 4096, false).lines, 32);
+  // 40 lines of 6 blocks would leave 24 without work, 20 of 13 leave 4.
+  EXPECT_EQ(DecodeCall(16, 40, 8192, false).lines, 20);
+  EXPECT_EQ(DecodeCall(16, 40, 8192, false).parts, 260);
+  EXPECT_EQ(DecodeCall(16, 8, 300, false).parts, 1);
+}
+
 TEST(PlanCallTest, OnePartNeedsNeitherWorkspaceNorASecondKernel) {
   const auto expect_whole = [](const KernelPlan& plan, const AttentionArgs& args) {
     const CallPlan call = PlanCall(plan, Spec(5), args);

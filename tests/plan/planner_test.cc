@@ -40,13 +40,13 @@ TEST(PlannerTest, DecisionIsComplete) {
 TEST(PlannerTest, FewQueriesOverManyKeysAreDecoded) {
   const Decision decision = BestFor("fwd bf16 b=16 h=40/8 s=1/8192 d=128").value();
   EXPECT_EQ(decision.plan.family, Family::kDecode);
-  EXPECT_EQ(decision.plan.block_m, 16);
+  EXPECT_EQ(decision.plan.block_m, 8);
   ASSERT_EQ(decision.plan.after.size(), 1u);
-  EXPECT_EQ(decision.plan.after[0].tile_rows, 16);
-  EXPECT_EQ(BestFor("fwd bf16 b=16 h=24/1 s=1/8192 d=64").value().plan.block_m, 32);
+  EXPECT_EQ(decision.plan.after[0].tile_rows, 8);
+  EXPECT_EQ(BestFor("fwd bf16 b=16 h=24/1 s=1/8192 d=64").value().plan.block_m, 24);
   const KernelPlan latent = BestFor("fwd bf16 b=16 h=16/1 s=1/8192 d=576/512").value().plan;
   EXPECT_EQ(latent.family, Family::kDecodeWide);
-  EXPECT_EQ(latent.shared_stages, 3);
+  EXPECT_EQ(latent.shared_stages, 5);
   EXPECT_EQ(BestFor("fwd bf16 b=16 h=8 s=1/8192 d=128 batch_invariant").value().plan.chunk, 8);
   // Small problems with as many queries as keys are not.
   EXPECT_NE(BestFor("fwd bf16 b=4096 h=4 s=49 d=32").value().plan.family, Family::kDecode);

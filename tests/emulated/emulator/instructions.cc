@@ -35,6 +35,8 @@ const char* NameOf(Operation operation) {
       return "__syncwarp";
     case Operation::kLdmatrix:
       return "ldmatrix";
+    case Operation::kMovmatrix:
+      return "movmatrix";
     case Operation::kStmatrix:
       return "stmatrix";
     case Operation::kMma:
@@ -244,6 +246,21 @@ void LoadMatrices(unsigned* registers, unsigned address, int matrices, bool tran
       }
     }
   });
+}
+
+unsigned TransposeMatrix(unsigned pair) {
+  MeetInWarp(Operation::kMovmatrix, kAllLanes, &pair, [](void* const(&all)[32], unsigned) {
+    unsigned before[32];
+    for (int lane = 0; lane < 32; ++lane) before[lane] = *static_cast<unsigned*>(all[lane]);
+    const auto element = [&before](int row, int column) {
+      return before[row * 4 + column / 2] >> (column % 2 * 16) & 0xffff;
+    };
+    for (int lane = 0; lane < 32; ++lane) {
+      const int row = lane / 4, column = lane % 4 * 2;
+      *static_cast<unsigned*>(all[lane]) = element(column + 1, row) << 16 | element(column, row);
+    }
+  });
+  return pair;
 }
 
 void StoreMatrices(unsigned address, const unsigned* registers, int matrices, bool transposed) {

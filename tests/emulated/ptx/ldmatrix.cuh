@@ -5,6 +5,7 @@
 namespace cuda_on_host {
 
 void LoadMatrices(unsigned* registers, unsigned address, int matrices, bool transposed);
+unsigned TransposeMatrix(unsigned pair);
 
 }  // namespace cuda_on_host
 
@@ -23,6 +24,8 @@ inline void ldmatrix_x4_trans(unsigned (&r)[4], unsigned address) {
 inline void ldmatrix_x2_trans(unsigned (&r)[2], unsigned address) {
   cuda_on_host::LoadMatrices(r, address, 2, true);
 }
+
+inline unsigned movmatrix_trans(unsigned pair) { return cuda_on_host::TransposeMatrix(pair); }
 
 }  // namespace ptx
 }  // namespace tilewright
