@@ -207,7 +207,7 @@ struct Warp {
   // What the kernel ahead has left may be read from then on; it may be attn_combine of another
   // call, or anything. The first piece is found meanwhile, if that takes no memory.
   static constexpr bool kStartsEarly =
-      kSequencesAreAlike<Config, Params> && Config::KvRows::kIsDense && !Config::kScalePerToken;
+      kSequencesAreAlike<Config> && Config::KvRows::kIsDense && !Config::kScalePerToken;
   __device__ __forceinline__ void WaitForKernelAhead() {
     if constexpr (kStartsEarly) {
       if (waited) return;

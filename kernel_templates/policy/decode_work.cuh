@@ -69,20 +69,14 @@ __device__ __forceinline__ int UnitsOfSequence(i64 b, const Params& params) {
   return sequence.units * sequence.row_tiles * params.parts.line_heads;
 }
 
-template <class Params>
-concept HasLeftPadding = requires(const Params& params) {
-  params.left_padding;
-};
-
 // Whether all sequences have as many units, and nothing in memory says how many.
-template <class Config, class Params>
-inline constexpr bool kSequencesAreAlike =
-    kIsSame<typename Config::Lengths, LengthsUniform> && !HasLeftPadding<Params>;
+template <class Config>
+inline constexpr bool kSequencesAreAlike = kIsSame<typename Config::Lengths, LengthsUniform>;
 
 // Units of the sequences before `end`. All lanes of a warp call it.
 template <class Config, class Params>
 __device__ __forceinline__ int UnitsBefore(int end, const Params& params) {
-  if constexpr (kSequencesAreAlike<Config, Params>) {
+  if constexpr (kSequencesAreAlike<Config>) {
     return end * UnitsOfSequence<Config>(0, params);
   } else {
     int sum = 0;
@@ -104,7 +98,7 @@ struct SequencePlace {
 };
 template <class Config, class Params>
 __device__ __forceinline__ SequencePlace FindSequence(int unit, const Params& params) {
-  if constexpr (kSequencesAreAlike<Config, Params>) {
+  if constexpr (kSequencesAreAlike<Config>) {
     const int units = UnitsOfSequence<Config>(0, params);
     const int b = DivideInts(unit, units);
     return {b, b * units};

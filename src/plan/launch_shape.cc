@@ -116,7 +116,7 @@ int64_t DecodeLines(const KernelPlan& plan, const AttentionSpec& spec, int64_t b
 // parts of two of them, if that leaves no more than one block in ten without work: memory is as
 // busy with a few blocks less, and a second piece takes time of its own.
 int64_t LineBlocks(const AttentionSpec& spec, int64_t items, int64_t most) {
-  if (spec.varlen || spec.left_padding) return most;
+  if (spec.varlen) return most;
   const int64_t of_block = CeilDiv(items, most);
   int64_t blocks = most;
   if (items <= most) {
