@@ -136,7 +136,7 @@ struct Warp {
   // Of the tile: this warp's first.
   const int first_row = warp % Config::kRowWarps * S::kRowTiles * 8;
 
-  StepQueue<Config, Params, Config::kTeams, S::kTeamThreads> queue;
+  StepQueue<Config, Params, Config::kTeams, S::kTeamThreads, false> queue;
   int copied = 0;   // steps of this team whose copies have started
   int done = 0;     // and that have been computed
   u32 missing = 0;  // bit n % 32: the page of step n is missing

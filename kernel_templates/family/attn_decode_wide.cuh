@@ -105,7 +105,7 @@ struct Worker {
   const int first_step = warp / S::kKeyTiles * S::kDepthSteps;  // of the head dim
   // Whether V is read where K lies.
   const bool shares;
-  StepQueue<Config, Params, 1, S::kThreads> queue;
+  StepQueue<Config, Params, 1, S::kThreads, true> queue;
   int copied = 0;   // steps whose copies have started
   u32 missing = 0;  // bit n % 32: the page of step n is missing
   u32 q[S::kRowTiles][S::kDepthSteps][2];

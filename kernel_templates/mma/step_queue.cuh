@@ -26,9 +26,8 @@ struct PieceQueue {
   PieceWalk<Config> walk;
 };
 
-// kTeams teams take the steps of a piece in turn. With one team every piece has a step, even one
-// without keys.
-template <class Config, class Params, int kTeams, int kTeamThreads>
+// kTeams teams take the steps of a piece in turn. kAlwaysOne: a piece without keys has one.
+template <class Config, class Params, int kTeams, int kTeamThreads, bool kAlwaysOne>
 struct StepQueue {
   static constexpr int kStep = Config::kStepKeys;
 
@@ -66,7 +65,7 @@ struct StepQueue {
       const int steps = (piece.kv_end - piece.kv_begin + kStep - 1) / kStep;
       const KeyBounds bounds = BoundsOf<Config>(piece, copy.params);
       key = piece.kv_begin + (team - first_team + kTeams) % kTeams * kStep;
-      end = kTeams > 1 || steps > 0 ? piece.kv_end : piece.kv_begin + 1;
+      end = kAlwaysOne && steps <= 0 ? piece.kv_begin + 1 : piece.kv_end;
       __syncwarp();
       if (threadIdx.x % 32 == 0) {
         pieces.walk = walk;
