@@ -49,7 +49,7 @@ int64_t TileRegisters(const AttentionSpec& spec) {
   const bool one_page = spec.page_size % kLargestStep == 0;
   const bool plain = one_page && spec.softcap == 0 && !spec.alibi && spec.bias.empty() &&
                      spec.score_snippet.empty() && spec.mask_snippet.empty() && !spec.varlen;
-  return plain ? 170 : 120;
+  return plain ? 150 : 120;
 }
 
 // PieceQueue of the kernels.
