@@ -112,7 +112,7 @@ TEST(KernelPlanTest, NamesOfFamiliesAreReadBack) {
             "attn_fwd_sm80, attn_fwd_simple, "
             "attn_combine, attn_bwd_sm90, attn_bwd_sm80, attn_bwd_simple, attn_bwd_prep, "
             "attn_bwd_finish, "
-            "attn_bwd_terms");
+            "attn_bwd_terms, cache_append");
 }
 
 TEST(KernelPlanTest, RefusesTextsThatNoPlanPrints) {
