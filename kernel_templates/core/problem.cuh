@@ -35,6 +35,9 @@ struct RowTile {
   // Where the rows of K and V begin.
   const void* k;
   const void* v;
+  // Columns by which these rows lie off a multiple of 16 bytes (mma/tile_copy.cuh), or kNotShifted.
+  int k_shift;
+  int v_shift;
 };
 
 // Where the lengths come from: the first of the two for a spec without varlen.

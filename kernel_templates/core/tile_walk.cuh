@@ -22,12 +22,12 @@ __device__ __forceinline__ void WalkTilesInParts(const Params& params, i64 parts
     // Computed again for each tile, so that no register holds it meanwhile.
     const i64 m_tiles = CeilDiv(ptx::Opaque(SeqlenQ<Config>(params)), Config::kBlockM);
     if (tile >= Batch<Config>(params) * params.core.heads_q * parts * m_tiles) break;
-    const i64 bh = tile / m_tiles / parts;
-    const i64 q_begin = (m_tiles - 1 - tile % m_tiles) * Config::kBlockM;
-    const Problem problem =
-        MakeProblem<Config>(bh / params.core.heads_q, bh % params.core.heads_q, params);
+    const i64 series = Quotient(tile, m_tiles), bh = Quotient(series, parts);
+    const i64 b = Quotient(bh, params.core.heads_q);
+    const i64 q_begin = (m_tiles - 1 - (tile - series * m_tiles)) * Config::kBlockM;
+    const Problem problem = MakeProblem<Config>(b, bh - b * params.core.heads_q, params);
     // Shorter sequences than the longest have fewer tiles.
-    if (q_begin < problem.seqlen_q) attend(problem, q_begin, tile / m_tiles % parts);
+    if (q_begin < problem.seqlen_q) attend(problem, q_begin, series - bh * parts);
   }
 }
 

@@ -104,15 +104,17 @@ struct KeyLoop {
     return BlockBelow<Config>(n, walk, problem, q_begin, RowsEnd<Config>(problem, q_begin), params);
   }
   __device__ __forceinline__ void StartK(int to_stage, int block) {
-    using Shape = TileShape<Config::kHeadDimQk, Core<Config>::kQStep, Config::kRunKeys>;
+    using Shape = TileShape<Config::kHeadDimQk, Core<Config>::kQStep, Config::kRunKeys,
+                            Core<Config>::kQkShift>;
     StartCopyOfKeys<Config, Shape>(shared.k[to_stage], k, params.core.k_strides, problem,
-                                   i64{block} * Config::kBlockN, params);
+                                   i64{block} * Config::kBlockN, params, shared.tile.k_shift);
     CommitCopies<Config>();
   }
   __device__ __forceinline__ void StartV(int to_stage, int block) {
-    using Shape = TileShape<Config::kHeadDimV, Core<Config>::kVStep, Config::kRunKeys>;
+    using Shape =
+        TileShape<Config::kHeadDimV, Core<Config>::kVStep, Config::kRunKeys, Core<Config>::kVShift>;
     StartCopyOfKeys<Config, Shape>(shared.v[to_stage], v, params.core.v_strides, problem,
-                                   i64{block} * Config::kBlockN, params);
+                                   i64{block} * Config::kBlockN, params, shared.tile.v_shift);
     CommitCopies<Config>();
   }
 
@@ -138,6 +140,9 @@ struct KeyLoop {
       }
     } else {
       StartV(0, n);
+    }
+    if constexpr (Core<Config>::kQkShift > 0) {
+      if (careful) ZeroBeforeRows<Config>(shared.k[stage], shared.tile.k_shift);
     }
     const bool whole = !kMasked || Whole(i64{n} * Config::kBlockN);
     typename Core<Config>::ScoreTile scores;
@@ -169,6 +174,9 @@ struct KeyLoop {
     if (careful && !whole) {
       ZeroUnseenValues<Config>(shared.v[stage], problem, q_begin, kv_begin, params);
     }
+    if constexpr (Core<Config>::kVShift > 0) {
+      if (careful) ZeroBeforeRows<Config>(shared.v[stage], shared.tile.v_shift);
+    }
     core.AddValues(scores, stage, to_log2);
     core.Raise();
   }
@@ -178,7 +186,8 @@ struct KeyLoop {
 // complete.
 template <class Config, class Params>
 __device__ __forceinline__ void WalkKeys(Core<Config>& core, SharedStorage<Config>& shared,
-                                         bool careful, const Params& params) {
+                                         bool careful, [[maybe_unused]] int q_shift,
+                                         const Params& params) {
   const Problem& problem = shared.tile.problem;
   const i64& q_begin = shared.tile.q_begin;
   const i64 q_end = RowsEnd<Config>(problem, q_begin);
@@ -206,6 +215,11 @@ __device__ __forceinline__ void WalkKeys(Core<Config>& core, SharedStorage<Confi
   if (loop.n < walk.begin) return;
   loop.StartK(0, loop.n);
   if constexpr (Config::kStages == 2) loop.StartV(0, loop.n);
+  if constexpr (Core<Config>::kQkShift > 0) {
+    WaitForCopies<Config>();
+    __syncthreads();
+    core.ShiftQ(q_shift);
+  }
   if constexpr (Config::kPeeled) {
     // Loops that a mask never enters are not compiled.
     while (loop.n >= walk.begin && loop.n >= walk.full_end) loop.template Tile<true>();
@@ -234,13 +248,15 @@ __device__ __forceinline__ void AttendTile(SharedStorage<Config>& shared, const 
     const Element* q = static_cast<const Element*>(params.core.q) +
                        problem.q_batch * strides.batch + problem.h * strides.head +
                        (problem.q_row + q_begin) * strides.seq;
-    StartCopy<Config, TileShape<Config::kHeadDimQk, Core<Config>::kQStep, 2>>(
+    using Shape = TileShape<Config::kHeadDimQk, Core<Config>::kQStep, 2, Core<Config>::kQkShift>;
+    const int q_shift = ShiftOf<Element>(params.core.q, q, strides, Shape::kMostShift);
+    StartCopy<Config, Shape>(
         shared.qo, static_cast<int>(RowsEnd<Config>(problem, q_begin) - q_begin),
-        Aligned16<Element>(params.core.q, strides), DenseRows<Element>{q, strides.seq});
+        Aligned16<Element>(params.core.q, strides), DenseRows<Element>{q, strides.seq}, q_shift);
     // Also when no key follows: O is written where these copies land.
     CommitCopies<Config>();
     core.Start();
-    WalkKeys<Config>(core, shared, careful, params);
+    WalkKeys<Config>(core, shared, careful, q_shift, params);
     if (careful || !__syncthreads_or(core.NonFinite())) break;
   }
   WaitForCopies<Config>();
@@ -269,9 +285,17 @@ __device__ __forceinline__ void Run(const Params& params) {
   WalkTilesInParts<Config>(params, parts, [&](const Problem& problem, i64 q_begin, i64 part) {
     __syncthreads();
     if (threadIdx.x == 0) {
-      shared.tile = {problem, q_begin, part,
-                     FirstKeyRow<Config>(params.core.k, params.core.k_strides, problem, params),
-                     FirstKeyRow<Config>(params.core.v, params.core.v_strides, problem, params)};
+      using Element = typename Config::Element;
+      const void* k = FirstKeyRow<Config>(params.core.k, params.core.k_strides, problem, params);
+      const void* v = FirstKeyRow<Config>(params.core.v, params.core.v_strides, problem, params);
+      shared.tile = {
+          problem,
+          q_begin,
+          part,
+          k,
+          v,
+          ShiftOf<Element>(params.core.k, k, params.core.k_strides, Core<Config>::kQkShift),
+          ShiftOf<Element>(params.core.v, v, params.core.v_strides, Core<Config>::kVShift)};
     }
     __syncthreads();
     AttendTile<Config>(shared, params);

@@ -173,6 +173,22 @@ __device__ __forceinline__ void StoreFragments(typename Ops::Element* row,
   }
 }
 
+// The same of kColumns columns, which lie `shift` columns further on in O.
+template <class Ops, int kColumns, int kVTiles, int kAllTiles>
+__device__ __forceinline__ void StoreShiftedFragments(typename Ops::Element* row,
+                                                      const float (&o)[kAllTiles][4], int r,
+                                                      const SoftmaxEnd& end, int shift) {
+#pragma unroll
+  for (int n = 0; n < kVTiles; ++n) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const int column = ColumnOf(n, c) - shift;
+      if (column < 0 || column >= kColumns) continue;
+      FromFloat(end.empty ? 0.f : o[n][2 * r + c] * end.o_scale, &row[column]);
+    }
+  }
+}
+
 }  // namespace tilewright
 
 #endif  // TILEWRIGHT_MMA_HALF_PRODUCTS_CUH_

@@ -34,7 +34,7 @@ template <class Config, int kKeys, int kPitch, class Params>
 __device__ __forceinline__ void ZeroUnseenValues(typename Config::Element (&v)[kKeys][kPitch],
                                                  const Problem& problem, i64 q_begin, i64 kv_begin,
                                                  const Params& params) {
-  for (int key = threadIdx.x; key < kKeys; key += kThreads<Config>) {
+  for (int key = ThreadOfTeam<Config>(); key < kKeys; key += kThreads<Config>) {
     const i64 j = kv_begin + key;
     bool seen = false;
     if (j < problem.seqlen_kv && Config::KvRows::Locate(problem, j, params).exists()) {
@@ -43,12 +43,21 @@ __device__ __forceinline__ void ZeroUnseenValues(typename Config::Element (&v)[k
       }
     }
     if (!seen) {
-      for (int d = 0; d < Config::kHeadDimV; ++d) {
+      for (int d = 0; d < kPitch; ++d) {
         v[ColumnOfKey<Config::kRunKeys>(key)][d] = typename Config::Element{0};
       }
     }
   }
-  __syncthreads();
+  SyncTeam<Config>();
+}
+
+// Zeroes the columns before shifted rows (mma/tile_copy.cuh), between barriers.
+template <class Config, class Element, int kKeys, int kPitch>
+__device__ __forceinline__ void ZeroBeforeRows(Element (&tile)[kKeys][kPitch], int shift) {
+  for (int key = ThreadOfTeam<Config>(); key < kKeys; key += kThreads<Config>) {
+    for (int column = 0; column < shift; ++column) tile[key][column] = Element{0};
+  }
+  SyncTeam<Config>();
 }
 
 // Whether the mask may know of blocks that need no element test. Keys on missing pages do.

@@ -8,13 +8,14 @@
 namespace tilewright {
 
 // Writes the first kVTiles tiles of O, divided by `sums`, fp32, and the part's LSE; of a row that
-// saw no key the LSE only. `row_begin` is the warp's first row.
+// saw no key the LSE only. `row_begin` is the warp's first row; columns lie `shift` further on in
+// O.
 template <int kColumns, int kVTiles, int kMTiles, int kAllTiles>
 __device__ __forceinline__ void StorePartRows(const float (&o)[kMTiles][kAllTiles][4],
                                               const float (&sums)[kMTiles][2],
                                               const SoftmaxState<kMTiles>& softmax,
                                               const Problem& problem, i64 row_begin, i64 part,
-                                              const abi::PartsArgs& parts) {
+                                              const abi::PartsArgs& parts, int shift = 0) {
 #pragma unroll
   for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
@@ -31,8 +32,8 @@ __device__ __forceinline__ void StorePartRows(const float (&o)[kMTiles][kAllTile
       for (int n = 0; n < kVTiles; ++n) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          const int column = ColumnOf(n, c);
-          if (column < kColumns) row.o[column] = o[m][n][2 * r + c] * end.o_scale;
+          const int column = ColumnOf(n, c) - shift;
+          if (column >= 0 && column < kColumns) row.o[column] = o[m][n][2 * r + c] * end.o_scale;
         }
       }
     }

@@ -27,6 +27,7 @@ struct SplitCore {
   static constexpr int kParts = Config::kColumnWarps;
   static constexpr int kGroups = Config::kWarps / kParts;
   static constexpr int kQStep = 16;
+  static constexpr int kQkShift = 0, kVShift = 0;
   static constexpr int kVStep = 8 * kParts;
   static constexpr int kMTiles = Config::kRowsPerWarp / 16;
   static constexpr int kQkSteps = RoundUp(Config::kHeadDimQk, 16) / 16;

@@ -72,6 +72,7 @@ struct Tf32Core {
   using Element = float;
   static constexpr int kTerms = Config::kTf32Terms;
   static constexpr int kQStep = 16;
+  static constexpr int kQkShift = 0, kVShift = 0;
   static constexpr int kVStep = 8;
   static constexpr int kMTiles = Config::kRowsPerWarp / 16;
   static constexpr int kQkSteps = RoundUp(Config::kHeadDimQk, 16) / 16;

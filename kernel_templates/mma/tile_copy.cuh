@@ -12,6 +12,7 @@
 #include "mma/score_tile.cuh"
 #include "policy/kv_rows.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/named_barrier.cuh"
 #include "ptx/special.cuh"
 
 namespace tilewright {
@@ -23,13 +24,43 @@ TILEWRIGHT_HOST_DEVICE constexpr int PowerOfTwoFrom(int n) {
   return power;
 }
 
+// Whether the warps of a block are teams, each with tiles of its own; only some families have them.
 template <class Config>
-inline constexpr int kThreads = Config::kWarps * 32;
+concept HasTeams = requires {
+  requires(Config::kTeams > 1);
+};
+template <class Config>
+inline constexpr int kTeamCount = 1;
+template <HasTeams Config>
+inline constexpr int kTeamCount<Config> = Config::kTeams;
+
+// The threads that share a tile, this one's number among them, and their barrier.
+template <class Config>
+inline constexpr int kThreads = Config::kWarps * 32 / kTeamCount<Config>;
+template <class Config>
+__device__ __forceinline__ int ThreadOfTeam() {
+  const int thread = static_cast<int>(threadIdx.x);
+  return HasTeams<Config> ? thread % kThreads<Config> : thread;
+}
+template <class Config>
+__device__ __forceinline__ void SyncTeam() {
+  if constexpr (HasTeams<Config>) {
+    ptx::bar_sync(1 + static_cast<int>(threadIdx.x) / kThreads<Config>, kThreads<Config>);
+  } else {
+    __syncthreads();
+  }
+}
 
 // Whether the plan has only instructions of sm_75; only some families have one.
 template <class Config>
 concept IsForTuring = requires {
   requires Config::kTuring;
+};
+
+// Whether the plan is one for rows that are no multiples of 16 bytes; only some families have one.
+template <class Config>
+concept IsForNarrowRows = requires {
+  requires Config::kNarrowRows;
 };
 
 // Elements that 16 bytes hold.
@@ -48,6 +79,28 @@ __device__ __forceinline__ bool Aligned16(const void* base, const abi::TensorStr
 __device__ __forceinline__ int RowAlignment(const void* base, const abi::TensorStrides& strides) {
   return AlignmentOf(reinterpret_cast<u64>(base) |
                      static_cast<u64>(strides.batch | strides.seq | strides.head) * 2);
+}
+
+// Rows of 16-bit elements that are no multiples of 16 bytes, but lie a multiple of 16 bytes apart
+// (several heads side by side), all begin the same number of columns behind such a multiple. They
+// are copied by whole chunks of 16 bytes and stay where they then lie in shared memory, shifted.
+// The columns before them are somebody else's: of V they become columns of O that nobody writes,
+// and of K they meet zeros of Q.
+inline constexpr int kNotShifted = -1;
+
+// By how many columns rows of `columns` elements side by side are shifted at most.
+TILEWRIGHT_HOST_DEVICE constexpr int MostShift(int columns) {
+  return columns % 8 == 0 ? 0 : 8 - (columns & -columns);
+}
+
+// The shift of rows from `first` on of the tensor at `base`; kNotShifted for rows that have not all
+// the same, one above `most`, or might begin before the tensor.
+template <class Element>
+__device__ __forceinline__ int ShiftOf(const void* base, const void* first,
+                                       const abi::TensorStrides& strides, int most) {
+  const int shift = static_cast<int>(reinterpret_cast<u64>(first) % 16 / sizeof(Element));
+  const bool same = (strides.batch | strides.seq) % kChunkElements<Element> == 0;
+  return same && reinterpret_cast<u64>(base) % 16 == 0 && shift <= most ? shift : kNotShifted;
 }
 
 // Elements between rows of a shared tile that holds `columns` of them.
@@ -146,25 +199,27 @@ __device__ __forceinline__ void StartNarrowCopy(Element* to, const Element* from
 }
 
 // A tile to copy: rows of kColumns elements, row r to tile[ColumnOfKey<kRunKeys>(r)];
-// columns from kColumns to the next multiple of kColumnStep become zeros.
-template <int kColumnCount, int kColumnStep, int kRunKeysOfTile>
+// columns from kColumns to the next multiple of kColumnStep become zeros. With kShift rows may lie
+// up to so many columns further on.
+template <int kColumnCount, int kColumnStep, int kRunKeysOfTile, int kShift = 0>
 struct TileShape {
   static constexpr int kColumns = kColumnCount;
-  static constexpr int kPadded = RoundUp(kColumnCount, kColumnStep);
+  static constexpr int kMostShift = kShift;
+  static constexpr int kPadded = RoundUp(kColumnCount + kShift, kColumnStep);
   static constexpr int kRunKeys = kRunKeysOfTile;
 };
 
-// Rows that are multiples of 16 bytes, a copy for each 16.
+// Rows that are multiples of 16 bytes, or begin `shift` columns behind one: a copy for each 16.
 template <class Config, class Shape, class Element, int kRows, int kPitch, class RowPointer>
 __device__ __forceinline__ void StartWideCopy(Element (&tile)[kRows][kPitch], int valid_rows,
-                                              const RowPointer& row_pointer) {
+                                              const RowPointer& row_pointer, int shift = 0) {
   constexpr int kColumns = Shape::kColumns, kPadded = Shape::kPadded;
   constexpr int kPer = kChunkElements<Element>, kChunks = kPadded / kPer;
   // A power of two of threads side by side, so that each keeps its column and its addresses are a
   // constant step apart; for other chunk counts the last of them rest.
   constexpr int kLanes = PowerOfTwoFrom(kChunks);
   constexpr int kStep = kThreads<Config> / kLanes;
-  const int thread = static_cast<int>(threadIdx.x);
+  const int thread = ThreadOfTeam<Config>();
   const int first_row = thread / kLanes, chunk = thread % kLanes;
   // first_row has no bit of a multiple of kStep, when that is a power of two.
   constexpr bool kPlacesAdd = (kStep & (kStep - 1)) == 0;
@@ -179,6 +234,10 @@ __device__ __forceinline__ void StartWideCopy(Element (&tile)[kRows][kPitch], in
       bytes = kColumns % kPer * static_cast<int>(sizeof(Element));
     }
     if (kPadded - kColumns >= kPer && chunk * kPer >= kColumns) bytes = 0;
+    if constexpr (Shape::kMostShift > 0) {
+      bytes = static_cast<int>(Min(16, Max(0, (shift + kColumns - chunk * kPer) * 2)));
+      source_row -= shift;
+    }
     if (row >= valid_rows || (RowPointer::kMayBeMissing && source_row == nullptr)) bytes = 0;
     CopyChunk<Config>(&tile[place][chunk * kPer], source_row + chunk * kPer, bytes);
   };
@@ -212,8 +271,7 @@ __device__ __forceinline__ void CopyRows(Element (&tile)[kRows][kPitch], int val
                                          const RowPointer& row_pointer) {
   constexpr int kUnits = Shape::kPadded / kUnit;
 #pragma unroll 1
-  for (int index = static_cast<int>(threadIdx.x); index < kRows * kUnits;
-       index += kThreads<Config>) {
+  for (int index = ThreadOfTeam<Config>(); index < kRows * kUnits; index += kThreads<Config>) {
     const int row = index / kUnits, column = index % kUnits * kUnit;
     const Element* source_row = row < valid_rows ? row_pointer(row) : nullptr;
     const bool exists = row < valid_rows && (!RowPointer::kMayBeMissing || source_row != nullptr);
@@ -227,19 +285,18 @@ __device__ __forceinline__ void CopyRows(Element (&tile)[kRows][kPitch], int val
   }
 }
 
-// Whether the plan is one for rows that are no multiples of 16 bytes; only some families have one.
-template <class Config>
-concept IsForNarrowRows = requires {
-  requires Config::kNarrowRows;
-};
-
 // Copies the rows of a tile from global memory; those from `valid_rows` on become zeros.
 // `row_pointer(r)` is only followed for the others. `wide`: all are multiples of 16 bytes. A plan
 // for rows of 16 bytes (not IsForNarrowRows) keeps the code for others short, as it costs
-// compile time and registers; a plan for narrow rows has no other.
+// compile time and registers; a plan for narrow rows has that of shifted rows and no other.
 template <class Config, class Shape, class Element, int kRows, int kPitch, class RowPointer>
 __device__ __forceinline__ void StartCopy(Element (&tile)[kRows][kPitch], int valid_rows, bool wide,
-                                          const RowPointer& row_pointer) {
+                                          const RowPointer& row_pointer, int shift = kNotShifted) {
+  if constexpr (Shape::kMostShift > 0) {
+    if (shift != kNotShifted) {
+      return StartWideCopy<Config, Shape>(tile, valid_rows, row_pointer, shift);
+    }
+  }
   if constexpr (!IsForNarrowRows<Config>) {
     if (wide) return StartWideCopy<Config, Shape>(tile, valid_rows, row_pointer);
   }
@@ -265,24 +322,26 @@ __device__ __forceinline__ const void* FirstKeyRow(const void* base,
 template <class Config, class Shape, int kPitch, class Params>
 __device__ __forceinline__ void StartCopyOfKeys(
     typename Config::Element (&tile)[Config::kBlockN][kPitch], const void* first_row,
-    const abi::TensorStrides& strides, const Problem& problem, i64 kv_begin, const Params& params) {
+    const abi::TensorStrides& strides, const Problem& problem, i64 kv_begin, const Params& params,
+    int shift = kNotShifted) {
   using Element = typename Config::Element;
   const auto* const first = static_cast<const Element*>(first_row);
   const bool wide = Aligned16<Element>(first, strides);
   const int valid_rows = static_cast<int>(Min(Config::kBlockN, problem.seqlen_kv - kv_begin));
   if constexpr (Config::KvRows::kIsDense) {
     StartCopy<Config, Shape>(tile, valid_rows, wide,
-                             DenseRows<Element>{first + kv_begin * strides.seq, strides.seq});
+                             DenseRows<Element>{first + kv_begin * strides.seq, strides.seq},
+                             shift);
   } else if constexpr (Config::KvRows::kPageRows % Config::kBlockN == 0) {
     // The tile lies on one page.
     const KvRow row = Config::KvRows::Locate(problem, kv_begin, params);
     const Element* rows = first + row.block * strides.batch + row.row * strides.seq;
     StartCopy<Config, Shape>(tile, row.exists() ? valid_rows : 0, wide,
-                             DenseRows<Element>{rows, strides.seq});
+                             DenseRows<Element>{rows, strides.seq}, shift);
   } else {
-    StartCopy<Config, Shape>(
-        tile, valid_rows, wide,
-        LocatedRows<Config, Params>{first, strides, problem, params, kv_begin});
+    StartCopy<Config, Shape>(tile, valid_rows, wide,
+                             LocatedRows<Config, Params>{first, strides, problem, params, kv_begin},
+                             shift);
   }
 }
 

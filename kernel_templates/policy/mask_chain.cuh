@@ -160,6 +160,7 @@ struct MaskElementwise {
 // A key is kept when it exists and every mask of the chain keeps it.
 template <class... Masks>
 struct MaskChain {
+  static constexpr bool kIsEmpty = sizeof...(Masks) == 0;
   static constexpr bool kIsInterval = (Masks::kIsInterval && ...);
   static constexpr bool kCutsLeft = (Masks::kCutsLeft || ...);
   static constexpr bool kKnowsFull = (Masks::kKnowsFull && ...);

@@ -66,6 +66,15 @@ int64_t FwdSm80SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v);
 
 FamilyAnswer PlanFwdSm80(const PlanRequest& request);
 
+// Whether rows of Q, K or V, of 16-bit elements, are no multiples of 16 bytes, by the typical
+// strides.
+bool HasNarrowRows(const AttentionSpec& spec);
+
+// Likewise of attn_fwd_small: two tiles of Q, `stages` of K and V, the kept terms and the steps.
+int64_t FwdSmallSmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v);
+
+FamilyAnswer PlanFwdSmall(const PlanRequest& request);
+
 // attn_decode does not cut up to so many keys: they are not worth a second kernel.
 inline constexpr int64_t kDecodeFewKeys = 512;
 // Of attn_decode: the rings of all teams and what lies beside them.

@@ -39,14 +39,6 @@ bool HasPolicies(const AttentionSpec& spec) {
          spec.page_size != 0;
 }
 
-// Whether rows of Q, K or V, of 16-bit elements, are no multiples of 16 bytes, by the typical
-// strides.
-bool HasNarrowRows(const AttentionSpec& spec) {
-  const std::array<Strides, 4> strides = spec::EffectiveStrides(spec);
-  return std::any_of(strides.begin(), strides.begin() + 3,
-                     [](const Strides& one) { return (one.batch | one.seq | one.head) % 8 != 0; });
-}
-
 // Of its tile: what a warp computes.
 struct Shape {
   int64_t score_keys;  // keys whose scores it has
@@ -80,6 +72,7 @@ constexpr int64_t kOtherRegisters = 88;
 
 // Bytes of a tile of 16-bit or fp32 elements: mma/tile_copy.cuh, mma/tf32_core.cuh.
 int64_t Pitch(int64_t columns) { return 8 * (RoundUp(columns, 8) / 8 | 1); }
+int64_t MostShift(int64_t columns) { return columns % 8 == 0 ? 0 : 8 - (columns & -columns); }
 int64_t FloatPitchQk(int64_t dim) { return (RoundUp(dim, 16) / 16 | 1) * 16; }
 int64_t FloatPitchV(int64_t dim) { return RoundUp(RoundUp(dim, 8) - 4, 16) + 4; }
 
@@ -182,6 +175,12 @@ double Cost(const PlanRequest& request, const KernelPlan& plan, const Shape& sha
 
 }  // namespace
 
+bool HasNarrowRows(const AttentionSpec& spec) {
+  const std::array<Strides, 4> strides = spec::EffectiveStrides(spec);
+  return std::any_of(strides.begin(), strides.begin() + 3,
+                     [](const Strides& one) { return (one.batch | one.seq | one.head) % 8 != 0; });
+}
+
 int64_t FwdSm80SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v) {
   const int64_t m = plan.block_m, n = plan.block_n, keys = int64_t{plan.stages} * n;
   if (plan.tf32_terms != 0) {
@@ -189,8 +188,10 @@ int64_t FwdSm80SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v) 
     return kRowTileBytes + 4 * (m * pitch_qk + keys * (pitch_qk + FloatPitchV(dim_v)));
   }
   const int64_t parts = plan.column_warps;
-  const int64_t pitch_qk = Pitch(RoundUp(dim_qk, 16));
-  const int64_t pitch_v = Pitch(parts > 1 ? RoundUp(dim_v, 8 * parts) : dim_v);
+  const bool shifts = plan.narrow_rows && parts == 1;
+  const int64_t pitch_qk = Pitch(RoundUp(dim_qk + (shifts ? MostShift(dim_qk) : 0), 16));
+  const int64_t pitch_v =
+      Pitch(parts > 1 ? RoundUp(dim_v, 8 * parts) : dim_v + (shifts ? MostShift(dim_v) : 0));
   int64_t bytes =
       kRowTileBytes + 2 * (m * std::max(pitch_qk, pitch_v) + keys * (pitch_qk + pitch_v));
   if (parts > 1) {
