@@ -115,6 +115,12 @@ FamilyAnswer Refuse(const PlanRequest& request) {
              !std::all_of(spec.strides->begin(), spec.strides->end(), StridesFitBulkCopies)) {
     answer.refusal = "strides: rows must start on multiples of 16 bytes";
     nearest.strides.reset();
+  } else if (!request.family.has_value() && !spec.bias.empty()) {
+    // On one H200 (2026-11-30): bias at d128 S 2048 42 against 160 TFLOP/s, a key mask at d64 S 512
+    // 23 against 167, both at d32 S 384 6 against 82.
+    answer.refusal =
+        "bias: its elements are looked up one by one here, and by runs in attn_fwd_sm80";
+    nearest.bias.clear();
   } else if (!request.family.has_value() && spec.seqlen_q <= kWarpgroupRows &&
              spec.seqlen_kv <= kFewKeys) {
     answer.refusal = absl::StrCat("seqlen_q, seqlen_kv = ", spec.seqlen_q, ", ", spec.seqlen_kv,

@@ -90,7 +90,8 @@ TEST(FwdSm90PlannerTest, TilesOfOneLengthAreWalkedByAsManyBlocksAsTheBoardHasSms
 TEST(FwdSm90PlannerTest, OptimismNeedsBf16AndFiniteScores) {
   EXPECT_TRUE(Plan("fwd bf16 b=2 h=8 s=512 d=128").plans.front().optimistic);
   EXPECT_FALSE(Plan("fwd fp16 b=2 h=8 s=512 d=128").plans.front().optimistic);
-  EXPECT_FALSE(Plan("fwd bf16 b=2 h=8 s=512 d=128 bias=bf16:1,8,512,512").plans.front().optimistic);
+  const char* biased = "fwd bf16 b=2 h=8 s=512 d=128 bias=bf16:1,8,512,512";
+  EXPECT_FALSE(Plan(biased, "sm_90a", Family::kFwdSm90).plans.front().optimistic);
 }
 
 TEST(FwdSm90PlannerTest, CopiesAreOfWholePagesOrOfPartsOfOne) {
@@ -120,6 +121,7 @@ TEST(FwdSm90PlannerTest, RefusalsNameTheFieldAndTheNearestServed) {
       {"fwd bf16 b=2 h=8 s=512 d=64 varlen paged=1000", "sm_90a", "and pages of 1000 rows"},
       {"fwd bf16 b=2 h=8 s=512 d=64 strided_innermost", "sm_90a", "strided_innermost"},
       {"fwd bf16 b=4096 h=4 s=49 d=32", "sm_90a", "seqlen_q, seqlen_kv = 49, 49"},
+      {"fwd bf16 b=2 h=8 s=512 d=64 mask=bool:2,1,1,512", "sm_90a", "bias"},
   };
   for (const auto& c : cases) {
     const FamilyAnswer answer = Plan(c.text, c.target);
