@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""Times the rows of peers_portable.json and the zoo beside PyTorch's back ends, in pieces.
+
+    portable.py --library build/release/libtilewright.so --results bench/results
+    portable.py --budget 60 --resume bench/results/h200/portable.json ...
+
+Rows and workloads come in this order; what RESUME holds of the same commit is not run again, and no
+row begins after BUDGET seconds, so that several short runs add up to one file. The file is written
+after each row. Rows are measured by the protocol of compare.py with 40 ms instead of 70 a round,
+workloads of the zoo with 20 ms and 0.2 s of heating (`protocol` says which).
+
+A row with a `family` runs on that family, the others on what Prepare picks by default. `value` is in
+TFLOP/s, `us` and `gb_s` are the time of a call and the bytes of all tensors over it, `share` is the
+part of what arithmetic or memory allows.
+"""
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import sys
+import time
+
+import compare
+
+HERE = pathlib.Path(__file__).resolve().parent
+TOPIC = "portable"
+PEERS = ["cudnn", "flash", "efficient"]
+PROTOCOLS = {
+    "rows": {"HEAT_SECONDS": 0.6, "WARMUP_MS": 40, "REP_MS": 40},
+    "zoo": {"HEAT_SECONDS": 0.2, "WARMUP_MS": 20, "REP_MS": 20},
+}
+
+
+def complete(row, entry, limits):
+    """Adds time, bandwidth and share of the limit, and judges rows whose bar is a time."""
+    if "ms" not in row:
+        return row
+    spec = compare.parse_spec(entry["spec"])
+    row["us"] = round(row["ms"] * 1e3, 2)
+    row["gb_s"] = round(compare.bytes_moved(spec) / row["ms"] * 1e-6, 1)
+    row["share"] = round(row["value"] / compare.limit_of(spec, limits), 3)
+    for bar in ("must_us", "aim_us"):
+        if bar in entry:
+            row[bar] = entry[bar]
+    if "must_us" in entry:
+        row["holds"] = row["error"] <= row["error_bar"] and row["us"] <= entry["must_us"]
+    return row
+
+
+def peers_of(entry):
+    """What a row is judged by, and the others where the best of them counts."""
+    if entry["versus"] == "best":
+        return PEERS
+    return [] if "@" in entry["versus"] else [entry["versus"]]
+
+
+def set_protocol(kind):
+    for name, value in PROTOCOLS[kind].items():
+        setattr(compare, name, value)
+
+
+def summary(rows):
+    """How many workloads of the zoo run, and how many are faster than the best peer."""
+    zoo = [row for row in rows if row.get("protocol") == "zoo"]
+    ran = [row for row in zoo if "ms" in row]
+    judged = [row for row in ran if "ratio" in row]
+    return {
+        "asked": len(zoo),
+        "ran": len(ran),
+        "with_a_peer": len(judged),
+        "faster": sum(row["ratio"] > 1 for row in judged),
+    }
+
+
+def parse_arguments(argv):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--library", help="libtilewright.so (default: below build/)")
+    parser.add_argument("--results", required=True, help="folder to write DEVICE/portable.json into")
+    parser.add_argument("--resume", help="a file of an earlier piece")
+    parser.add_argument("--budget", type=float, default=1e9, help="seconds")
+    parser.add_argument("--only", choices=("rows", "zoo"), help="one half of the work")
+    parser.add_argument("--names", nargs="+", default=["*"], help="patterns of rows and workloads")
+    parser.add_argument("--commit", help="of the tree that is measured (default: git's HEAD)")
+    parser.add_argument("--list", action="store_true", help="print the entries and stop")
+    return parser.parse_args(argv)
+
+
+def entries_of(arguments):
+    chosen = []
+    if arguments.only != "zoo":
+        rows = compare.load_entries(HERE / "peers_portable.json")
+        chosen += [("rows", entry) for entry in compare.select(rows, arguments.names)]
+    if arguments.only != "rows":
+        chosen += [("zoo", entry) for entry in compare.zoo_entries(arguments.names)]
+    return chosen
+
+
+def main(argv):
+    arguments = parse_arguments(argv)
+    chosen = entries_of(arguments)
+    if arguments.list:
+        for kind, entry in chosen:
+            print(f"{kind} {entry['name']:<36} {entry['spec']}")
+        return 0
+    import torch
+
+    start = time.monotonic()
+    torch.zeros(1, device="cuda")  # the primary context, current on this thread
+    libraries = {}
+
+    def library(family):
+        if family not in libraries:
+            os.environ["TILEWRIGHT_FAMILY"] = family
+            libraries[family] = compare.Library(compare.find_library(arguments.library))
+        return libraries[family]
+
+    commit = compare.commit_hash(arguments.commit)
+    device = torch.cuda.get_device_name()
+    path = pathlib.Path(arguments.results) / compare.device_folder(device) / f"{TOPIC}.json"
+    earlier = json.loads(pathlib.Path(arguments.resume).read_text()) if arguments.resume else {}
+    rows = earlier.get("rows", []) if earlier.get("commit") == commit else []
+    known = {row["name"] for row in rows}
+    limits = earlier["limits"] if rows else compare.measured_limits()
+    header = {
+        "topic": TOPIC,
+        "commit": commit,
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "device": device,
+        "driver": compare.driver_version(),
+        "command": "bench/portable.py --library build/release/libtilewright.so --results bench/results",
+        "limits": limits,
+    }
+    all_entries = [entry for _, entry in chosen]
+    for kind, entry in chosen:
+        if entry["name"] in known:
+            continue
+        if time.monotonic() - start > arguments.budget:
+            print(f"the budget ends before {entry['name']}")
+            break
+        set_protocol(kind)
+        try:
+            row = compare.run_row(
+                entry, all_entries, library(entry.get("family", "")), peers_of(entry), 3, False, limits
+            )
+            row = complete(row, entry, limits)
+        except (compare.TilewrightError, compare.SpecError, torch.OutOfMemoryError) as failure:
+            row = {"name": entry["name"], "spec": entry["spec"], "holds": False}
+            row["why"] = str(failure)
+        row["protocol"] = kind
+        rows.append(row)
+        compare.print_row(row)
+        header["nvrtc"] = compare.nvrtc_version(row.get("plan", "") for row in rows)
+        header["zoo"] = summary(rows)
+        compare.write_results(path, header, rows, False)
+        torch.cuda.empty_cache()
+        torch.compiler.reset()
+    return 0 if all(row["holds"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except compare.SpecError as error:
+        print(f"portable.py: {error}", file=sys.stderr)
+        sys.exit(2)
