@@ -195,6 +195,26 @@ void AddSm90Cases(std::vector<Case>& cases) {
   }
 }
 
+// Of attn_fwd_small: with terms to keep and without, policies, and the widest heads.
+constexpr std::string_view kSmallSpecs[] = {
+    "fwd bf16 b=4096 h=4 s=49 d=32",
+    "fwd fp16 b=4096 h=4 s=49 d=32 bias=fp16:1,4,49,49 bias=fp16:64,1,49,49",
+    "fwd bf16 b=4096 h=4 s=49 d=32 bias=bf16:1,4,49,49 mask=bool:64,1,49,49",
+    "fwd bf16 b=4096 h=8/2 s=25 d=64 causal alibi softcap=30 sinks lse",
+    "fwd fp16 b=4096 h=8 s=16/60 d=128 varlen layout=thd dropout=0.1",
+    "fwd bf16 b=4096 h=2 s=64 d=33/10 lse",
+};
+
+void AddSmallCases(std::vector<Case>& cases) {
+  for (std::string_view target : {"sm_80", "sm_86", "sm_90a", "sm_120a"}) {
+    for (std::string_view spec : kSmallSpecs) {
+      if (!g_slow && target != "sm_90a" && spec != kSmallSpecs[0] && spec != kSmallSpecs[1])
+        continue;
+      cases.push_back({plan::Family::kFwdSmall, std::string(spec), std::string(target)});
+    }
+  }
+}
+
 void AddSplitCases(std::vector<Case>& cases) {
   for (std::string_view target : {"sm_80", "sm_90a"}) {
     for (std::string_view spec : kSplitSpecs) {
@@ -249,6 +269,7 @@ std::vector<Case> Matrix() {
   AddSm80Cases(cases);
   AddSm90Cases(cases);
   AddBwdCases(cases);
+  AddSmallCases(cases);
   AddSplitCases(cases);
   const auto add = [&](std::string_view feature, std::string_view dims, std::string_view target) {
     cases.push_back({plan::Family::kFwdSimple, SpecText(feature, dims), std::string(target)});

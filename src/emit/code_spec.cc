@@ -96,6 +96,7 @@ AttentionSpec SpecOfKernel(const AttentionSpec& spec, const plan::KernelPlan& ke
     }
     case plan::Family::kDecode:
     case plan::Family::kDecodeWide:
+    case plan::Family::kFwdSmall:
     case plan::Family::kFwdSm90:
     case plan::Family::kFwdSm80:
     case plan::Family::kFwdSimple:

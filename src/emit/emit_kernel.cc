@@ -82,6 +82,11 @@ std::string PlanName(const KernelPlan& plan) {
                           "s", plan.stages,
                           plan.shared_stages != 0 ? absl::StrCat("or", plan.shared_stages) : "",
                           plan.chunk != 0 ? absl::StrCat("c", plan.chunk) : "");
+    case Family::kFwdSmall:
+      return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "k", plan.step,
+                          "s", plan.stages,
+                          plan.kept_terms != 0 ? absl::StrCat("kt", plan.kept_terms) : "",
+                          plan.narrow_rows ? "narrow" : "");
     case Family::kFwdSm90:
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "s", plan.stages, "x", plan.cluster,
                           plan.blocks > 1 ? absl::StrCat("b", plan.blocks) : "",
@@ -379,7 +384,8 @@ int RunKeys(const AttentionSpec& spec, const KernelPlan& plan) {
   if (spec.bias.empty() && spec.dropout == 0 && spec.page_size == 0 && spec.block_mask_q == 0) {
     return 2;
   }
-  const int warp_keys = plan.block_n / plan.column_warps;
+  const int warp_keys =
+      plan.family == Family::kFwdSmall ? plan.step : plan.block_n / plan.column_warps;
   return warp_keys % 32 == 0 ? 8 : warp_keys % 16 == 0 ? 4 : 2;
 }
 
@@ -424,6 +430,15 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
           .Using("Wgmma", "AttentionWgmma");
       break;
     }
+    case Family::kFwdSmall:
+      // Kept terms lie in shared memory as lanes have them, so that no lane asks for runs of keys.
+      config.Int("kTeams", plan.warps * plan.rows_per_warp / plan.block_m)
+          .Int("kStepKeys", plan.step)
+          .Int("kStages", plan.stages)
+          .Int("kKeptTerms", plan.kept_terms)
+          .Bool("kNarrowRows", plan.narrow_rows)
+          .Int("kRunKeys", plan.kept_terms > 0 ? 2 : RunKeys(spec, plan));
+      break;
     case Family::kFwdSm80:
       config.Int("kColumnWarps", plan.column_warps)
           .Int("kTf32Terms", plan.tf32_terms)
@@ -526,6 +541,8 @@ FamilyText TextOf(const KernelPlan& plan) {
       return {.header = "family/attn_decode_wide.cuh", .scope = "decode_wide"};
     case Family::kDecode:
       return {.header = "family/attn_decode.cuh", .scope = "decode"};
+    case Family::kFwdSmall:
+      return {.header = "family/attn_fwd_small.cuh", .scope = "fwd_small"};
     case Family::kFwdSm90:
       return {.header = "family/attn_fwd_sm90.cuh", .scope = "fwd_sm90"};
     case Family::kFwdSm80:
@@ -578,6 +595,7 @@ absl::StatusOr<artifact::KernelSource> EmitKernel(const AttentionSpec& full_spec
   plan.before.clear();
   plan.after.clear();
   plan.slots = 0;
+  if (plan.family == Family::kFwdSmall) plan.max_grid = 0;
   const FamilyText family = TextOf(plan);
   const Policies policies(spec);
 

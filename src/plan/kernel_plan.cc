@@ -14,11 +14,11 @@
 namespace tilewright::plan {
 namespace {
 
-constexpr Family kAllFamilies[] = {Family::kDecode,     Family::kDecodeWide, Family::kFwdSm90,
-                                   Family::kFwdSm80,    Family::kFwdSimple,  Family::kCombine,
-                                   Family::kBwdSm90,    Family::kBwdSm80,    Family::kBwdSimple,
-                                   Family::kBwdPrep,    Family::kBwdFinish,  Family::kBwdTerms,
-                                   Family::kCacheAppend};
+constexpr Family kAllFamilies[] = {Family::kDecode,    Family::kDecodeWide, Family::kFwdSmall,
+                                   Family::kFwdSm90,   Family::kFwdSm80,    Family::kFwdSimple,
+                                   Family::kCombine,   Family::kBwdSm90,    Family::kBwdSm80,
+                                   Family::kBwdSimple, Family::kBwdPrep,    Family::kBwdFinish,
+                                   Family::kBwdTerms,  Family::kCacheAppend};
 
 // A word of the text form: its prefix and the field behind it, read as a number.
 struct Word {
@@ -31,10 +31,10 @@ constexpr Word kWords[] = {
     {"p", &KernelPlan::panel},          {"slots=", &KernelPlan::slots},
     {"ss", &KernelPlan::shared_stages}, {"s", &KernelPlan::stages},
     {"ch", &KernelPlan::chunk},         {"c", &KernelPlan::consumers},
-    {"k", &KernelPlan::step},           {"tf", &KernelPlan::tf32_terms},
-    {"t", &KernelPlan::tile_rows},      {"b", &KernelPlan::blocks},
-    {"x", &KernelPlan::cluster},        {"g", &KernelPlan::max_grid},
-    {"v", &KernelPlan::column_warps},
+    {"kt", &KernelPlan::kept_terms},    {"k", &KernelPlan::step},
+    {"tf", &KernelPlan::tf32_terms},    {"t", &KernelPlan::tile_rows},
+    {"b", &KernelPlan::blocks},         {"x", &KernelPlan::cluster},
+    {"g", &KernelPlan::max_grid},       {"v", &KernelPlan::column_warps},
 };
 
 // A word that stands for a field that is true.
@@ -93,6 +93,8 @@ std::string_view FamilyName(Family family) {
       return "attn_decode";
     case Family::kDecodeWide:
       return "attn_decode_wide";
+    case Family::kFwdSmall:
+      return "attn_fwd_small";
     case Family::kFwdSm90:
       return "attn_fwd_sm90";
     case Family::kFwdSm80:
@@ -161,6 +163,7 @@ std::string KernelPlan::ToString() const {
   if (cluster != 0) absl::StrAppend(&text, " x", cluster);
   if (max_grid != 0) absl::StrAppend(&text, " g", max_grid);
   if (step != 0) absl::StrAppend(&text, " k", step);
+  if (kept_terms != 0) absl::StrAppend(&text, " kt", kept_terms);
   if (shared_stages != 0) absl::StrAppend(&text, " ss", shared_stages);
   if (chunk != 0) absl::StrAppend(&text, " ch", chunk);
   if (tile_rows != 0) absl::StrAppend(&text, " t", tile_rows);

@@ -17,6 +17,7 @@ namespace tilewright::plan {
 enum class Family {
   kDecode,
   kDecodeWide,
+  kFwdSmall,
   kFwdSm90,
   kFwdSm80,
   kFwdSimple,
@@ -48,7 +49,7 @@ struct KernelPlan {
   int panel = 0;             // attn_fwd_simple: columns of K or V in shared memory at a time
   int stages = 0;            // tiles of K and of V in shared memory; attn_fwd_sm80: 1 or 2
   bool peeled = false;       // attn_fwd_sm80: a loop of its own for tiles that need no mask
-  bool narrow_rows = false;  // attn_fwd_sm80: rows are typically no multiples of 16 bytes
+  bool narrow_rows = false;  // attn_fwd_sm80, _small: rows typically no multiples of 16 bytes
   int column_warps = 1;  // attn_fwd_sm80: warps that share rows, each with a part of O's columns;
                          // attn_fwd_sm90: warpgroups, all of `consumers` or 1
   int tf32_terms = 0;    // attn_fwd_sm80, fp32: products of TF32 for one of fp32, 1 or 3
@@ -56,17 +57,21 @@ struct KernelPlan {
   // The keys of a tile may be cut into parts, which attn_combine merges; attn_combine: its parts
   // are such, and not those of a caller.
   bool split = false;
-  int step = 0;           // attn_decode: keys of a warp's step; block_n is that of all its teams
+  // attn_decode: keys of a warp's step; block_n is that of all its teams. attn_fwd_small: keys that
+  // a warp takes at a time, of block_n.
+  int step = 0;
+  int kept_terms = 0;     // attn_fwd_small: bias terms whose sum is kept from tile to tile
   int shared_stages = 0;  // attn_decode_wide: stages where V is part of K
   int chunk = 0;          // attn_decode: blocks of keys in each part; 0: shares that fill the board
   int tile_rows = 0;      // attn_combine after attn_decode: rows of its tiles
   int slots = 0;          // with split: blocks that run at a time on the board planned for
   // attn_fwd_sm90, attn_bwd_sm90: `warps` are those of a loading warpgroup and of `consumers`
   // computing ones, with 64 query rows each (or all the same 64, see column_warps), or 64 keys.
-  int consumers = 0;        // 1 to 4; backward 2
-  int blocks = 0;           // that share a multiprocessor; 0: one
-  int cluster = 0;          // blocks that load K and V for each other, 1 or 2
-  int max_grid = 0;         // at most so many clusters, which walk the tiles; 0: one for each tile
+  int consumers = 0;  // 1 to 4; backward 2
+  int blocks = 0;     // that share a multiprocessor; 0: one
+  int cluster = 0;    // blocks that load K and V for each other, 1 or 2
+  // At most so many clusters, or blocks of attn_fwd_small, which walk the tiles; 0: one for each.
+  int max_grid = 0;
   bool optimistic = false;  // no row maxima in tiles that need no mask
   bool ones = false;        // row sums by the tensor cores, from a panel of ones behind V
   bool ping_pong = false;   // warpgroups take turns in issuing products

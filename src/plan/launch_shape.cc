@@ -198,6 +198,12 @@ LaunchShape ComputeLaunchShape(const KernelPlan& kernel, const AttentionSpec& sp
       shape.grid = static_cast<uint32_t>(std::min(clusters, most) * kernel.cluster);
       break;
     }
+    case Family::kFwdSmall: {
+      const int64_t tiles = RowTiles(kernel, spec, args);
+      shape.grid = static_cast<uint32_t>(
+          kernel.max_grid != 0 ? std::min<int64_t>(tiles, kernel.max_grid) : tiles);
+      break;
+    }
     case Family::kFwdSm80:
     case Family::kFwdSimple:
       shape.grid = static_cast<uint32_t>(Blocks(RowTiles(kernel, spec, args), call.parts));

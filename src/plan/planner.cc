@@ -12,6 +12,7 @@ namespace {
 constexpr FamilyRow kFamilies[] = {
     {Family::kDecode, /*last_resort=*/false, PlanDecode},
     {Family::kDecodeWide, /*last_resort=*/false, PlanDecodeWide},
+    {Family::kFwdSmall, /*last_resort=*/false, PlanFwdSmall},
     {Family::kFwdSm90, /*last_resort=*/false, PlanFwdSm90},
     {Family::kFwdSm80, /*last_resort=*/false, PlanFwdSm80},
     {Family::kFwdSimple, /*last_resort=*/true, PlanFwdSimple},

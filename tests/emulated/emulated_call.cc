@@ -66,8 +66,8 @@ absl::StatusOr<CallSource> EmitCall(const AttentionSpec& spec, const plan::Kerne
 }
 
 std::vector<plan::Family> ForwardFamilies() {
-  return {plan::Family::kFwdSimple, plan::Family::kFwdSm80, plan::Family::kFwdSm90,
-          plan::Family::kDecode, plan::Family::kDecodeWide};
+  return {plan::Family::kFwdSimple, plan::Family::kFwdSm80,    plan::Family::kFwdSm90,
+          plan::Family::kDecode,    plan::Family::kDecodeWide, plan::Family::kFwdSmall};
 }
 
 absl::StatusOr<std::vector<plan::KernelPlan>> PlansOf(const AttentionSpec& spec,

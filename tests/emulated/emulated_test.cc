@@ -64,6 +64,13 @@ void PoisonKeysFrom(HostCase& c, int64_t first) {
   }
 }
 
+// What only the rows of head 3 see.
+void PutNaNInHead3(HostCase& c) {
+  const int64_t j = c.spec.seqlen_kv / 2;
+  for (int64_t d = 0; d < c.spec.dim_qk; ++d) c.k.Set(c.KAt(0, j, 3, d), kNaN);
+  for (int64_t d = 0; d < c.spec.dim_v; ++d) c.v.Set(c.VAt(0, j, 3, d), kInfinity);
+}
+
 // V is the first columns of K.
 void ShareKeys(HostCase& c) { c.args.v = c.args.k; }
 
@@ -219,6 +226,18 @@ std::vector<Scenario> Scenarios() {
       {"fwd bf16 b=1 h=1 s=40/70 d=256 causal lse"},
       {"fwd fp16 b=1 h=1 s=3/5 d=1/7 lse"},
       {"fwd bf16 b=1 h=1 s=33/0 d=16 lse sinks"},
+      // Heads side by side that begin between multiples of 16 bytes, one of them with NaN.
+      {"fwd bf16 b=1 h=16/8 s=70/190 d=33 lse", {}, {}, PutNaNInHead3},
+      {"fwd fp16 b=2 h=8 s=40/150 d=36/38 causal lse", {}, {}, PutNaNInHead3},
+      {"fwd bf16 b=1 h=8 s=3/1100 d=34/44 lse", {}, {}, PutNaNInHead3},
+      // Many short sequences, which share their terms.
+      {"fwd bf16 b=40 h=4 s=9/20 d=16 bias=bf16:1,4,9,20 mask=bool:2,1,9,20 lse"},
+      {"fwd fp16 b=24 h=2/1 s=40/50 d=32/24 bias=fp16:1,2,40,50 bias=fp16:4,1,40,50:mod "
+       "causal=top_left",
+       {},
+       {},
+       [](HostCase& c) { PoisonKeysFrom(c, 40); }},
+      {"fwd bf16 b=90 h=3 s=16/17 d=40 layout=bhsd lse"},
       // Cut into parts, of which the mask or the lengths leave some rows none.
       {"fwd bf16 b=1 h=2/1 s=3/1100 d=32/40 lse"},
       {"fwd fp16 b=1 h=1 s=20/1100 d=16/250 causal=top_left lse sinks empty_lse=+inf"},

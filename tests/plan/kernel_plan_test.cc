@@ -108,7 +108,8 @@ TEST(KernelPlanTest, NamesOfFamiliesAreReadBack) {
   const absl::Status status = ParseFamily("attn_fwd_sm81").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(status.message(),
-            "family = attn_fwd_sm81: must be one of attn_decode, attn_decode_wide, attn_fwd_sm90, "
+            "family = attn_fwd_sm81: must be one of attn_decode, attn_decode_wide, attn_fwd_small, "
+            "attn_fwd_sm90, "
             "attn_fwd_sm80, attn_fwd_simple, "
             "attn_combine, attn_bwd_sm90, attn_bwd_sm80, attn_bwd_simple, attn_bwd_prep, "
             "attn_bwd_finish, "

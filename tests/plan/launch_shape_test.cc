@@ -73,6 +73,14 @@ TEST(LaunchShapeTest, GridsBeyondTheLimitAreCut) {
   EXPECT_EQ(ComputeLaunchShape(Plan(), Spec(1 << 30), Args(INT64_MAX, INT64_MAX)).grid, 2147483647);
 }
 
+TEST(LaunchShapeTest, BlocksThatStayAreAsManyAsThePlanSays) {
+  KernelPlan plan = Plan();
+  plan.family = Family::kFwdSmall;
+  plan.max_grid = 12;
+  EXPECT_EQ(ComputeLaunchShape(plan, Spec(5), Args(3, 1)).grid, 12);
+  EXPECT_EQ(ComputeLaunchShape(plan, Spec(2), Args(3, 1)).grid, 6);
+}
+
 KernelPlan SplitPlan() {
   KernelPlan plan = Plan();
   plan.family = Family::kFwdSm80;

@@ -12,6 +12,7 @@
 namespace tilewright::plan {
 namespace {
 
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 absl::StatusOr<Decision> BestFor(std::string_view text, std::string_view target = "sm_90a",
@@ -29,11 +30,12 @@ TEST(PlannerTest, DecisionIsComplete) {
   EXPECT_EQ(decision.plan.target, "sm_90a");
   EXPECT_EQ(decision.plan.family, Family::kFwdSm90);
   EXPECT_THAT(decision.why, HasSubstr("attn_fwd_sm90"));
-  // The families for few queries, which are asked first.
-  ASSERT_EQ(decision.refusals.size(), 2u);
+  // The families for few queries and for short sequences, which are asked first.
+  ASSERT_EQ(decision.refusals.size(), 3u);
   EXPECT_EQ(decision.refusals[0].family, Family::kDecode);
   EXPECT_THAT(decision.refusals[0].reason, HasSubstr("seqlen_q * group = 16384"));
   EXPECT_EQ(decision.refusals[1].family, Family::kDecodeWide);
+  EXPECT_EQ(decision.refusals[2].family, Family::kFwdSmall);
   EXPECT_FALSE(decision.fallback);
 }
 
@@ -49,7 +51,7 @@ TEST(PlannerTest, FewQueriesOverManyKeysAreDecoded) {
   EXPECT_EQ(latent.shared_stages, 5);
   EXPECT_EQ(BestFor("fwd bf16 b=16 h=8 s=1/8192 d=128 batch_invariant").value().plan.chunk, 8);
   // Small problems with as many queries as keys are not.
-  EXPECT_NE(BestFor("fwd bf16 b=4096 h=4 s=49 d=32").value().plan.family, Family::kDecode);
+  EXPECT_EQ(BestFor("fwd bf16 b=4096 h=4 s=49 d=32").value().plan.family, Family::kFwdSmall);
 }
 
 TEST(PlannerTest, TheSimpleFamilyServesWhatTheOthersRefuse) {
@@ -95,7 +97,9 @@ TEST(PlannerTest, FamiliesOfTheOtherOperationAreNotAsked) {
     ASSERT_TRUE(decision.ok()) << decision.status();
     for (const Refusal& refusal : decision->refusals) {
       EXPECT_NE(refusal.family, Family::kBwdSm90) << text;
-      EXPECT_THAT(refusal.reason, HasSubstr("seqlen_q")) << text;  // of attn_decode
+      // Of attn_decode and attn_fwd_small.
+      EXPECT_THAT(refusal.reason, AnyOf(HasSubstr("seqlen_q"), HasSubstr("batch * heads_q")))
+          << text;
     }
     EXPECT_FALSE(decision->fallback) << text;
   }

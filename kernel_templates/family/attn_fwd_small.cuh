@@ -1,0 +1,611 @@
+// Exact attention, forward, of many short sequences, on mma.sync tensor cores with cp.async copies:
+// sm_80 and later, 16-bit operands, fp32 accumulators.
+//
+// Where attn_fwd_sm80 has wide tiles and a block for each of them, the blocks of this family stay:
+// each walks the tiles of rows of many (batch, head), and the copies of a visit run behind the
+// visit before, across tiles. A visit brings kBlockN keys to shared memory, usually all of a
+// sequence, and each warp goes through them kStepKeys at a time without a barrier. Any length is
+// right; longer sequences take further visits through the same loop.
+//
+// Visit     one tile of query rows and kBlockN of its keys. A tile of rows without keys is a visit
+//           without. One thread finds the visit after the next and leaves it in shared memory, so
+//           that its divisions and its sizes cost no other thread instructions or registers.
+// Teams     A block has kTeams, which have nothing in common but the terms; each walks tiles of its
+//           own.
+// Terms     Bias terms and masks do not depend on Q and K. With Config::kKeptTerms they are added
+//           up once, to one fp32 number per element, -inf where a key is masked, and kept in shared
+//           memory if all of the block's tiles have the same and one block of keys: the tables of
+//           windowed attention serve many batches. The first team makes them.
+// Barriers  One of a team's threads a visit, when its copies have arrived and the visit before has
+//           been read. One of all threads when the terms have been made.
+// NaN, Inf  A tile whose O comes out non-finite is visited once more, with masks by selection (a
+//           term of -inf does not exclude NaN) and the rows of V zeroed that no row of the tile may
+//           see. That is known one visit later, at its barrier; the visits from there on follow
+//           once more.
+// Shared    teams  of each
+//             q      [2][kBlockM][pitch]   of this tile of rows and the next; at its end O
+//             k      [2][kBlockN][pitch]
+//             v      [2][kBlockN][pitch]
+//             visits [3]                   this one, the next, and the one after (before that is
+//                                          found: the one before)
+//           terms  [m16 tiles][n8 tiles][32 lanes]
+#ifndef TILEWRIGHT_FAMILY_ATTN_FWD_SMALL_CUH_
+#define TILEWRIGHT_FAMILY_ATTN_FWD_SMALL_CUH_
+
+#include "abi/attn_fwd_params.h"
+#include "core/concepts.cuh"
+#include "core/math.cuh"
+#include "core/problem.cuh"
+#include "mma/half_core.cuh"
+#include "mma/key_blocks.cuh"
+#include "mma/score_tile.cuh"
+#include "mma/tile_copy.cuh"
+#include "policy/bias_terms.cuh"
+#include "policy/dropout.cuh"
+#include "policy/kv_rows.cuh"
+#include "policy/lse.cuh"
+#include "policy/mask_chain.cuh"
+#include "policy/scale.cuh"
+#include "policy/score_chain.cuh"
+#include "policy/sink.cuh"
+
+namespace tilewright {
+namespace fwd_small {
+
+template <class Config>
+using Rows = HalfRows<Config, Config::kStepKeys>;
+
+// Whether every row sees every key that exists.
+template <class Config>
+inline constexpr bool kAllRowsAlike = Config::Mask::kIsEmpty&& Config::KvRows::kIsDense;
+
+// Of a lane's four elements of an m16n8 tile.
+struct alignas(16) Term {
+  float c[4];
+};
+
+// Whether the same tile of another batch has as many rows, and the same blocks of keys.
+template <class Config>
+inline constexpr bool kTilesAreAlike =
+    kIsSame<typename Config::Lengths, LengthsUniform>&& Config::Mask::kIsInterval;
+
+// From one tile of a block to its next, gridDim.x further on: an addition with carries instead of
+// divisions.
+struct Distance {
+  i64 b;
+  i64 h;
+  i64 m;
+  bool same_terms;  // all tiles of the block have the same bias terms
+  // Elements between the tensors' rows, where the tiles are the same ones of other batches.
+  i64 q;
+  i64 k;
+  i64 v;
+  i64 o;
+  bool steady;
+
+  template <class Config, class Params>
+  static __device__ __forceinline__ Distance Of(i64 tiles, const Params& params) {
+    Distance distance;
+    const i64 m_tiles = CeilDiv(SeqlenQ<Config>(params), Config::kBlockM);
+    const i64 heads = Quotient(tiles, m_tiles);
+    distance.m = tiles - heads * m_tiles;
+    distance.b = Quotient(heads, params.core.heads_q);
+    distance.h = heads - distance.b * params.core.heads_q;
+    distance.same_terms = distance.m == 0 && distance.h == 0;
+    distance.steady = distance.same_terms && kTilesAreAlike<Config>;
+    distance.q = distance.b * params.core.q_strides.batch;
+    distance.k = distance.b * params.core.k_strides.batch;
+    distance.v = distance.b * params.core.v_strides.batch;
+    distance.o = distance.b * params.core.o_strides.batch;
+    if constexpr (Config::kKeptTerms > 0) {
+#pragma unroll
+      for (int term = 0; term < Config::kKeptTerms; ++term) {
+        const abi::BiasArgs& bias = params.bias[term];
+        const bool repeats = Remainder(distance.b, bias.batch_div * bias.batch_mod) == 0;
+        distance.same_terms = distance.same_terms && (bias.stride_batch == 0 || repeats);
+      }
+    }
+    return distance;
+  }
+};
+
+// A tile of query rows and a block of its keys.
+template <class Config>
+struct alignas(16) Visit {
+  using Element = typename Config::Element;
+
+  // The (batch, head) and the tile of its rows.
+  i64 b;
+  i64 h;
+  i64 m;
+  i64 q_begin;
+  BlockWalk walk;
+  Problem problem;
+  // The rows of the tile and of the block, and how many there are of each.
+  const Element* q;
+  Element* o;
+  const Element* k;
+  const Element* v;
+  int q_rows;
+  int keys;         // 0: the tile has none
+  int n;            // block of keys
+  bool exists;      // beyond the last tile of this block nothing does
+  bool first;       // of its tile
+  bool careful;     // the tile's second attempt
+  bool kept_terms;  // the block's terms are this visit's
+
+  __device__ __forceinline__ i64 q_end() const {
+    return Min(q_begin + Config::kBlockM, problem.seqlen_q);
+  }
+  __device__ __forceinline__ i64 kv_begin() const { return i64{n} * Config::kBlockN; }
+  template <class Params>
+  __device__ __forceinline__ int Below(const Params& params) const {
+    return BlockBelow<Config>(n, walk, problem, q_begin, q_end(), params);
+  }
+
+  template <class AnyElement>
+  __device__ __forceinline__ AnyElement* RowAt(AnyElement* base,
+                                               const abi::TensorStrides& strides) const {
+    return base + problem.q_batch * strides.batch + problem.h * strides.head +
+           (problem.q_row + q_begin) * strides.seq;
+  }
+  template <class Params>
+  __device__ __forceinline__ void FindKeys(const Params& params) {
+    keys = 0;
+    if (n < walk.begin) return;
+    keys = static_cast<int>(Min(Config::kBlockN, problem.seqlen_kv - kv_begin()));
+    k = KeyAt(params.core.k, params.core.k_strides, params);
+    v = KeyAt(params.core.v, params.core.v_strides, params);
+  }
+  template <class Params>
+  __device__ __forceinline__ const Element* KeyAt(const void* base,
+                                                  const abi::TensorStrides& strides,
+                                                  const Params& params) const {
+    return static_cast<const Element*>(FirstKeyRow<Config>(base, strides, problem, params)) +
+           kv_begin() * strides.seq;
+  }
+
+  template <class Params>
+  __device__ __forceinline__ void Move(const Distance& distance, const Params& params) {
+    const i64 m_tiles = CeilDiv(SeqlenQ<Config>(params), Config::kBlockM);
+    m += distance.m;
+    h += distance.h;
+    b += distance.b;
+    if (m >= m_tiles) m -= m_tiles, ++h;
+    if (h >= params.core.heads_q) h -= params.core.heads_q, ++b;
+  }
+
+  // The first block of keys of this tile, or of the next one of this block that has rows.
+  template <class Params>
+  __device__ __forceinline__ void Begin(const Distance& distance, const Params& params) {
+    first = true;
+    for (;; Move(distance, params)) {
+      exists = b < Batch<Config>(params);
+      if (!exists) return;
+      q_begin = m * Config::kBlockM;
+      problem = MakeProblem<Config>(b, h, params);
+      if (q_begin < problem.seqlen_q) break;
+    }
+    const BlockRange range =
+        Config::Mask::NBlocks(problem, q_begin, q_end(), Config::kBlockN, params);
+    walk = {static_cast<int>(range.begin), static_cast<int>(range.end), 0, 0};
+    n = walk.end;
+    n = Below(params);
+    q_rows = static_cast<int>(q_end() - q_begin);
+    const abi::AttnFwdParams& core = params.core;
+    q = RowAt(static_cast<const Element*>(core.q), core.q_strides);
+    o = RowAt(static_cast<Element*>(core.o), core.o_strides);
+    kept_terms = distance.same_terms && walk.end - walk.begin <= 1;
+    FindKeys(params);
+  }
+  template <class Params>
+  __device__ __forceinline__ void Advance(const Distance& distance, const Params& params) {
+    if (!exists) return;
+    const int below = Below(params);
+    if (below >= walk.begin) {
+      n = below;
+      first = false;
+      FindKeys(params);
+    } else if (distance.steady && first) {
+      // A tile with one block of keys at most.
+      b += distance.b;
+      exists = b < Batch<Config>(params);
+      problem.b = problem.q_batch = problem.kv_batch = b;
+      q += distance.q;
+      k += distance.k;
+      v += distance.v;
+      o += distance.o;
+      careful = false;
+    } else {
+      careful = false;
+      Move(distance, params);
+      Begin(distance, params);
+    }
+  }
+  // The first visit of this block, or of the tile's second attempt.
+  template <class Params>
+  __device__ __forceinline__ void Start(bool again, const Distance& distance,
+                                        const Params& params) {
+    Begin(distance, params);
+    careful = again;
+  }
+};
+
+// What a team has of its own.
+template <class Config>
+struct TeamStorage {
+  using Element = typename Config::Element;
+
+  alignas(16) Element q[2][Config::kBlockM][Rows<Config>::kPitchQo];
+  alignas(16) Element k[2][Config::kBlockN][Rows<Config>::kPitchQk];
+  alignas(16) Element v[2][Config::kBlockN][Rows<Config>::kPitchV];
+  Visit<Config> visits[3];
+  bool failed[2][kThreads<Config> / 32];  // of each warp: a tile of this visit, or the one before
+};
+
+template <class Config>
+struct SharedStorage {
+  static constexpr int kTermTiles =
+      Config::kKeptTerms > 0 ? Config::kBlockM / 16 * Config::kBlockN / 8 : 0;
+
+  TeamStorage<Config> teams[Config::kTeams];
+  Term terms[kTermTiles + 1][32];  // one more, for there are no arrays of nothing
+  Distance distance;
+};
+
+// What a thread copies of each tile: chunks of 16 bytes in one column, kRows rows apart. Without
+// `wide`, for rows that are no multiples of 16 bytes, whatever StartCopy has for them.
+template <class Config, int kColumnCount, int kColumnStep, int kRunKeys>
+struct TileCopier {
+  using Element = typename Config::Element;
+  using Shape = TileShape<kColumnCount, kColumnStep, kRunKeys>;
+  static constexpr int kChunks = Shape::kPadded / 8;
+  static constexpr int kLanes = PowerOfTwoFrom(kChunks);
+  static constexpr int kRows = kThreads<Config> / kLanes;
+
+  i64 offset;    // of its first chunk, from the tile's first row
+  i64 distance;  // from one to the next
+
+  __device__ __forceinline__ explicit TileCopier(const abi::TensorStrides& strides)
+      : offset(ThreadOfTeam<Config>() / kLanes * strides.seq + ThreadOfTeam<Config>() % kLanes * 8),
+        distance(ptx::Opaque(strides.seq * kRows)) {}
+
+  template <int kTileRows, int kPitch>
+  __device__ __forceinline__ void Start(Element (&tile)[kTileRows][kPitch], const Element* first,
+                                        i64 stride, int rows, bool wide) const {
+    if (!wide) {
+      StartCopy<Config, Shape>(tile, rows, false, DenseRows<Element>{first, stride});
+      return;
+    }
+    const int row = ThreadOfTeam<Config>() / kLanes;
+    const int chunk = ThreadOfTeam<Config>() % kLanes;
+    if (kLanes != kChunks && chunk >= kChunks) return;
+    // All bytes of a chunk, those below kColumnCount, or none.
+    const int bytes = Min(16, Max(0, (kColumnCount - chunk * 8) * 2));
+    const Element* from = first + offset;
+#pragma unroll
+    for (int step = 0; step < kTileRows; step += kRows) {
+      if (kTileRows % kRows == 0 || step + row < kTileRows) {
+        CopyChunk<Config>(&tile[ColumnOfKey<kRunKeys>(step + row)][chunk * 8], from,
+                          step + row < rows ? bytes : 0);
+      }
+      from += distance;
+    }
+  }
+};
+
+// All that a thread knows of copies.
+template <class Config>
+struct Copier {
+  using Element = typename Config::Element;
+  TileCopier<Config, Config::kHeadDimQk, Rows<Config>::kQStep, 2> q;
+  TileCopier<Config, Config::kHeadDimQk, Rows<Config>::kQStep, Config::kRunKeys> k;
+  TileCopier<Config, Config::kHeadDimV, Rows<Config>::kVStep, Config::kRunKeys> v;
+  bool wide;
+  bool wide_o;
+
+  template <class Params>
+  __device__ __forceinline__ explicit Copier(const Params& params)
+      : q(params.core.q_strides),
+        k(params.core.k_strides),
+        v(params.core.v_strides),
+        wide(Aligned16<Element>(params.core.q, params.core.q_strides) &&
+             Aligned16<Element>(params.core.k, params.core.k_strides) &&
+             Aligned16<Element>(params.core.v, params.core.v_strides)),
+        wide_o(Config::kHeadDimV % 8 == 0 &&
+               Aligned16<Element>(params.core.o, params.core.o_strides)) {}
+
+  // Starts the copies of a visit: Q with the first of a tile.
+  template <class Params>
+  __device__ __forceinline__ void Start(TeamStorage<Config>& shared, int q_slot, int slot,
+                                        const Visit<Config>& visit, const Params& params) const {
+    const abi::AttnFwdParams& core = params.core;
+    if (visit.first) q.Start(shared.q[q_slot], visit.q, core.q_strides.seq, visit.q_rows, wide);
+    if (visit.keys > 0) {
+      k.Start(shared.k[slot], visit.k, core.k_strides.seq, visit.keys, wide);
+      v.Start(shared.v[slot], visit.v, core.v_strides.seq, visit.keys, wide);
+    }
+  }
+
+  // Writes the warp's rows of O, as far as they exist, from shared memory.
+  template <class Params>
+  __device__ __forceinline__ void Store(const Element* rows, const Visit<Config>& visit,
+                                        const Params& params) const {
+    const int first_row = Rows<Config>::FirstRow();
+    if (!wide_o) {
+      StoreTileOfRows<Config>(rows, Rows<Config>::kPitchQo, visit.q_begin + first_row,
+                              Config::kRowsPerWarp, visit.problem, params);
+      return;
+    }
+    constexpr int kChunks = RoundUp(Config::kHeadDimV, 8) / 8;
+    constexpr int kLanes = PowerOfTwoFrom(kChunks), kRows = 32 / kLanes;
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const int row = lane / kLanes, chunk = lane % kLanes;
+    if (kLanes != kChunks && chunk >= kChunks) return;
+    const i64 stride = params.core.o_strides.seq;
+    Element* to = visit.o + (first_row + row) * stride + chunk * 8;
+#pragma unroll
+    for (int step = 0; step < Config::kRowsPerWarp; step += kRows) {
+      if (first_row + row + step < visit.q_rows) {
+        *reinterpret_cast<Words<16>*>(to) = *reinterpret_cast<const Words<16>*>(
+            rows + (row + step) * Rows<Config>::kPitchQo + chunk * 8);
+      }
+      to += kRows * stride;
+    }
+  }
+};
+
+// When the terms have been made, once in all threads.
+template <class Config>
+__device__ __forceinline__ void SyncTerms() {
+  ptx::bar_sync(1 + Config::kTeams, Config::kWarps * 32);
+}
+
+// The keys of a visit, by one warp.
+template <class Config, class Params>
+struct Attention {
+  using Scores = typename Rows<Config>::ScoreTile;
+  static constexpr int kMTiles = Rows<Config>::kMTiles;
+  static constexpr int kNTiles = Config::kStepKeys / 8;
+  // Whether a score is hidden only where there is no key, and otherwise the scaled product.
+  static constexpr bool kKeysOnly = Config::Score::kIdentity && kAllRowsAlike<Config>;
+
+  TeamStorage<Config>& shared;
+  Term (&terms)[SharedStorage<Config>::kTermTiles + 1][32];
+  const Params& params;
+  Rows<Config>& rows;
+  const Visit<Config>& visit;
+  int q_slot;
+  int slot;
+
+  // `makes_terms`: of the first visit of the team that makes them; `awaits_terms`: of the first of
+  // any team.
+  __device__ __forceinline__ void Run(bool makes_terms, bool awaits_terms) const {
+    const HeadPolicies<Config, Params> policies(visit.problem, params);
+    const int steps = (visit.keys + Config::kStepKeys - 1) / Config::kStepKeys;
+    if (visit.careful) {
+      ZeroUnseenValues<Config>(shared.v[slot], visit.problem, visit.q_begin, visit.kv_begin(),
+                               params);
+    }
+    // Terms are the policies of scores that are 0: by the same code, before the steps themselves.
+#pragma unroll 1
+    for (int n = makes_terms ? -steps : 0; n < steps; ++n) {
+      const bool of_terms = Config::kKeptTerms > 0 && n < 0;
+      if (Config::kKeptTerms > 0 && awaits_terms && n == 0) SyncTerms<Config>();
+      const int step = of_terms ? n + steps : n;
+      Scores scores;
+      if (of_terms) {
+        ClearTile(scores);
+      } else {
+        rows.Scores(scores, &shared.q[q_slot][Rows<Config>::FirstRow()][0],
+                    &shared.k[slot][step * Config::kStepKeys][0]);
+      }
+      if (Config::kKeptTerms > 0 && !of_terms && visit.kept_terms && !visit.careful) {
+        AddTerms(scores, step);
+      } else if (kKeysOnly) {
+        MaskKeys(scores, step);
+      } else {
+        Apply(scores, policies, step, of_terms);
+      }
+      if (of_terms) {
+        StoreTerms(scores, step);
+      } else {
+        AddValues(scores, policies, step);
+      }
+    }
+    // Few steps overflow where many would, and what overflows is computed again.
+    if (visit.keys == Config::kBlockN) rows.Raise();
+  }
+
+  // Whether the tile has to be computed again: by the sums alone where every row sees every key, as
+  // then a NaN of V belongs into all rows.
+  static __device__ __forceinline__ bool Failed(const Rows<Config>& rows) {
+    return kKeysOnly ? rows.HasNonFiniteSums() : rows.NonFinite();
+  }
+
+  __device__ __forceinline__ Term& TermOf(int step, int m, int n) const {
+    const int tile = ThreadOfTeam<Config>() / 32 * kMTiles + m;
+    return terms[tile * (Config::kBlockN / 8) + step * kNTiles + n][threadIdx.x % 32];
+  }
+  __device__ __forceinline__ void StoreTerms(const Scores& scores, int step) const {
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < kNTiles; ++n) {
+        const float(&s)[4] = scores[m][n];
+        TermOf(step, m, n) = {{s[0], s[1], s[2], s[3]}};
+      }
+    }
+  }
+  __device__ __forceinline__ void AddTerms(Scores& scores, int step) const {
+    const float scale = Config::Score::kIdentity ? 1.f : params.core.scale;
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < kNTiles; ++n) {
+        const Term term = TermOf(step, m, n);
+#pragma unroll
+        for (int c = 0; c < 4; ++c) scores[m][n][c] = scores[m][n][c] * scale + term.c[c];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void MaskKeys(Scores& scores, int step) const {
+    using Runs = LaneRuns<Config, kNTiles>;
+    const int keys = visit.keys - step * Config::kStepKeys;
+    if (keys >= Config::kStepKeys) return;
+#pragma unroll
+    for (int n = 0; n < Runs::kCount; ++n) {
+      const bool keep = Runs::Offset(n) < keys - FirstKeyOfLane<Config>();
+#pragma unroll
+      for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          float& s = scores[m][n / 2][2 * r + n % 2];
+          s = keep ? s : -Infinity();
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void Apply(Scores& scores,
+                                        const HeadPolicies<Config, Params>& policies, int step,
+                                        bool masks) const {
+    const i64 kv_begin = visit.kv_begin() + step * Config::kStepKeys;
+    const i64 kv_end = kv_begin + Config::kStepKeys;
+    const bool whole =
+        !masks && Config::KvRows::kIsDense && Config::Mask::kKnowsFull &&
+        kv_end <= visit.problem.seqlen_kv &&
+        Config::Mask::Full(visit.problem, visit.q_begin, visit.q_end(), kv_begin, kv_end, params);
+    if (!Config::Score::kIdentity || !whole) {
+      ApplyPolicies<Config>(scores, policies, visit.problem,
+                            visit.q_begin + Rows<Config>::FirstRow(), kv_begin, whole, params);
+    }
+  }
+
+  __device__ __forceinline__ void AddValues(Scores& scores,
+                                            const HeadPolicies<Config, Params>& policies,
+                                            int step) const {
+    // The scale of an empty chain is folded into the exponent.
+    const float to_log2 = Config::Score::kIdentity ? params.core.scale * kLog2OfE : kLog2OfE;
+    constexpr bool kAlways = Rows<Config>::kWatchAlways;
+    if (visit.first && step == 0) {
+      if (kKeysOnly && !kAlways && !visit.careful) {
+        rows.StartWithFirstKey(scores, to_log2);
+      } else {
+        rows.StartReferences(scores, to_log2, kAlways || visit.careful);
+      }
+    } else if (kAlways || rows.softmax.watch) {
+      rows.WatchScores(scores, to_log2, kAlways || visit.careful);
+    }
+    if constexpr (!Config::Dropout::kIdentity) {
+      Weights<kNTiles>(scores, rows.softmax, to_log2, 0);
+      ApplyDropout<Config>(scores, policies, visit.q_begin + Rows<Config>::FirstRow(),
+                           visit.kv_begin() + step * Config::kStepKeys);
+    }
+    rows.AddValues(scores, &shared.v[slot][step * Config::kStepKeys][0], to_log2);
+  }
+};
+
+template <class Config, class Params>
+__device__ __forceinline__ void Run(const Params& params) {
+  static_assert(MaskPolicy<typename Config::Mask, Params>);
+  static_assert(ScorePolicy<typename Config::Score, Params>);
+  static_assert(KvRowsPolicy<typename Config::KvRows, Params>);
+  static_assert(Config::kBlockM * Config::kTeams == Config::kWarps * Config::kRowsPerWarp);
+  static_assert(Config::kRowsPerWarp % 16 == 0);
+  static_assert(Config::kStepKeys % 16 == 0 && Config::kStepKeys % (4 * Config::kRunKeys) == 0);
+  static_assert(Config::kBlockN % Config::kStepKeys == 0);
+  extern __shared__ __align__(16) u8 shared_bytes[];
+  auto& storage = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
+  const int team = static_cast<int>(threadIdx.x) / kThreads<Config>;
+  const bool is_first = ThreadOfTeam<Config>() == 0;
+  TeamStorage<Config>& shared = storage.teams[team];
+  Visit<Config>* const visits = shared.visits;
+  using Element = typename Config::Element;
+  Rows<Config> rows;
+  const Copier<Config> copier(params);
+  // The next visit is visits[(at + 1) % 3], its copies go to the other slots. Before the first
+  // visit, and when a tile is to be computed again, there is none to attend to.
+  bool idle = true;
+  int at = 2, q_slot = 0, slot = 0;
+  const auto follow = [&](int from) {  // by one thread
+    // In registers: shared memory would be read again after each assignment.
+    Visit<Config> next = visits[from];
+    next.Advance(storage.distance, params);
+    visits[(from + 1) % 3] = next;
+  };
+  if (threadIdx.x == 0) {
+    Distance distance = Distance::Of<Config>(i64{gridDim.x} * Config::kTeams, params);
+    distance.same_terms = Distance::Of<Config>(gridDim.x, params).same_terms;
+    storage.distance = distance;
+  }
+  __syncthreads();
+  if (is_first) {
+    const Distance start = Distance::Of<Config>(blockIdx.x + i64{gridDim.x} * team, params);
+    Visit<Config> visit = {};
+    visit.Move(start, params);
+    visit.Start(false, storage.distance, params);
+    visits[0] = visit;
+    for (bool& failed : shared.failed[1]) failed = false;
+  }
+  bool awaits_terms = Config::kKeptTerms > 0 && storage.distance.same_terms;
+  SyncTeam<Config>();
+  for (int turn = 0;; turn ^= 1) {
+    const Visit<Config>& visit = visits[at];
+    const Visit<Config>& next = visits[(at + 1) % 3];
+    WaitForCopies<Config>();
+    SyncTeam<Config>();
+    bool failed = false;
+#pragma unroll
+    for (const bool of_warp : shared.failed[turn ^ 1]) failed |= of_warp;
+    if (failed) {
+      // The tile before comes next, from its first block of keys, and this one after it once more:
+      // what it writes then is right.
+      if (is_first) {
+        visits[(at + 1) % 3] = visits[(at + 2) % 3];
+        visits[(at + 1) % 3].Start(true, storage.distance, params);
+      }
+      SyncTeam<Config>();
+    }
+    if (!idle && !visit.exists) {
+      if (!failed) break;
+      idle = true;
+    }
+    const bool last = !next.exists || next.first;
+    if (next.exists) {
+      copier.Start(shared, next.first ? q_slot ^ 1 : q_slot, slot ^ 1, next, params);
+    }
+    CommitCopies<Config>();
+    if (is_first) follow((at + 1) % 3);
+    bool fails_here = false;
+    if (!idle) {
+      if (visit.first) rows.Start();
+      if (visit.keys > 0) {
+        const bool makes_terms = awaits_terms && team == 0 && visit.kept_terms;
+        Attention<Config, Params>{shared, storage.terms, params, rows, visit, q_slot, slot}.Run(
+            makes_terms, awaits_terms);
+        awaits_terms = false;
+      }
+      if (last) {
+        const bool fails = Attention<Config, Params>::Failed(rows);
+        fails_here = !visit.careful && __any_sync(kAllLanes, fails);
+        Element* const own = &shared.q[q_slot][Rows<Config>::FirstRow()][0];
+        __syncwarp();  // Q has been read
+        rows.template Finish<kAllRowsAlike<Config>>(own, visit.problem, visit.q_begin, params);
+        copier.Store(own, visit, params);
+      }
+    }
+    if (threadIdx.x % 32 == 0) shared.failed[turn][ThreadOfTeam<Config>() / 32] = fails_here;
+    idle = false;
+    if (last) q_slot ^= 1;
+    slot ^= 1;
+    at = (at + 1) % 3;
+  }
+  if (awaits_terms) SyncTerms<Config>();  // a team without keys
+}
+
+}  // namespace fwd_small
+}  // namespace tilewright
+
+#endif  // TILEWRIGHT_FAMILY_ATTN_FWD_SMALL_CUH_

@@ -1,0 +1,198 @@
+// attn_fwd_small: many short sequences.
+//
+// A warp owns 16 to 48 rows; a team has warps for all rows of a sequence, and walks many of them.
+// What the tables of windowed attention add is kept for all of them where that is possible: then
+// the number of blocks is a multiple of the (batch, head) after which they repeat, and a block has
+// several teams, so that more of them find room on a multiprocessor.
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "plan/family_planner.h"
+#include "spec/validate.h"
+
+namespace tilewright::plan {
+namespace {
+
+constexpr int64_t kMaxDim = 128;
+constexpr int64_t kMaxRows = 160;
+constexpr int64_t kMaxKeys = 160;
+// With bias terms measured up to here; longer ones must ask for the family.
+constexpr int64_t kManyBiased = 64;
+constexpr int kMostTeams = 4;
+constexpr int kMostThreads = 1024;
+constexpr int kStepKeys = 32;
+// sizeof(Visit), sizeof(Distance).
+constexpr int64_t kVisitBytes = 176;
+constexpr int64_t kDistanceBytes = 72;
+
+// Registers of a lane besides scores and output sums, from compiling; they decide how many blocks
+// run on an SM.
+constexpr int64_t kOtherRegisters = 84;
+constexpr int64_t kTermRegisters = 16;
+
+// Groups of warps with tiles of their own.
+int64_t TeamsOf(const KernelPlan& plan) { return plan.warps * plan.rows_per_warp / plan.block_m; }
+
+// mma/tile_copy.cuh
+int64_t Pitch(int64_t columns) { return 8 * (RoundUp(columns, 8) / 8 | 1); }
+
+// Bias terms whose sum the kernel keeps: all of them, where nothing else has a say in a score and
+// no term differs between all batches.
+int KeptTerms(const AttentionSpec& spec) {
+  const bool others = spec.alibi || spec.softcap != 0 || !spec.score_snippet.empty() ||
+                      !spec.mask_snippet.empty() || spec.block_mask_q != 0 || spec.varlen ||
+                      spec.left_padding;
+  const bool repeats = std::all_of(spec.bias.begin(), spec.bias.end(), [&](const BiasTerm& term) {
+    return term.batch == 1 || (term.batch < spec.batch && term.batch_map == BatchMap::kMod);
+  });
+  return others || !repeats ? 0 : static_cast<int>(spec.bias.size());
+}
+
+// In words, or nothing.
+std::string WhyNot(const PlanRequest& request) {
+  const AttentionSpec& spec = request.spec;
+  const std::string target(request.traits.target);
+  if (spec.operation != Operation::kForward) return "operation = bwd: only the forward is served";
+  if (!request.traits.has_cp_async || !request.traits.has_bf16_mma) {
+    return absl::StrCat(target, " has no cp.async and no mma.m16n8k16");
+  }
+  if (!IsHalf(spec.type) || spec::KvType(spec) != spec.type || spec::OutType(spec) != spec.type) {
+    return "the types of Q, K, V and O must be fp16 or bf16, all the same";
+  }
+  if (spec.strided_innermost) return "strided_innermost: rows must be contiguous";
+  if (spec.page_size != 0) return "paged: keys on pages are left to other families";
+  if (spec.dim_qk > kMaxDim || spec.dim_v > kMaxDim) {
+    return absl::StrCat("dim_qk, dim_v = ", spec.dim_qk, ", ", spec.dim_v, ": must be at most ",
+                        kMaxDim);
+  }
+  const bool may_choose = request.family.has_value() || spec.bias.empty();
+  const int64_t most_rows = may_choose ? kMaxRows : kManyBiased;
+  const int64_t most_keys = may_choose ? kMaxKeys : kManyBiased;
+  if (spec.seqlen_q > most_rows || spec.seqlen_kv > most_keys) {
+    return absl::StrCat("seqlen_q, seqlen_kv = ", spec.seqlen_q, ", ", spec.seqlen_kv,
+                        ": is for at most ", most_rows, " rows and ", most_keys, " keys");
+  }
+  if (!may_choose && KeptTerms(spec) == 0) {
+    return "bias: is for terms that repeat from batch to batch and are all that a score has";
+  }
+  const int64_t blocks = std::max<int64_t>(request.board.num_sms, 1);
+  if (!request.family.has_value() &&
+      spec.batch < CeilDiv(blocks, std::max<int64_t>(spec.heads_q, 1))) {
+    return absl::StrCat("batch * heads_q = ", spec.batch * spec.heads_q,
+                        ": is for more sequences than the ", blocks, " SMs of ",
+                        request.board.name);
+  }
+  return "";
+}
+
+// Blocks that run at a time on a multiprocessor.
+int64_t Resident(const PlanRequest& request, const KernelPlan& plan) {
+  const arch::ArchTraits& traits = request.traits;
+  const int64_t accumulators =
+      plan.rows_per_warp / 16 * (plan.step + RoundUp(request.spec.dim_v, 8)) / 2;
+  const int64_t others = kOtherRegisters + (plan.kept_terms > 0 ? kTermRegisters : 0);
+  const int64_t registers = RoundUp(std::min<int64_t>(255, others + accumulators), 8);
+  return std::min({traits.smem_per_sm / (plan.smem_bytes + traits.smem_reserved_per_block),
+                   traits.regs_per_sm / (registers * plan.threads()),
+                   static_cast<int64_t>(traits.max_warps_per_sm / plan.warps)});
+}
+
+// The tiles after which those of a block are the same ones of other batches, with the same terms.
+int64_t Period(const AttentionSpec& spec, const KernelPlan& plan) {
+  int64_t period = spec.heads_q * CeilDiv(std::max<int64_t>(spec.seqlen_q, 1), plan.block_m);
+  if (plan.kept_terms > 0) {
+    for (const BiasTerm& term : spec.bias) period = std::lcm(period, term.batch * spec.heads_q);
+  }
+  return period;
+}
+
+// Sets the teams that a block with one of them turns into, and the number of blocks. False when no
+// block fits.
+bool SetTeams(const PlanRequest& request, KernelPlan& plan) {
+  const AttentionSpec& spec = request.spec;
+  const KernelPlan one = plan;
+  int64_t best = 0;
+  for (int teams = 1; teams <= (one.kept_terms > 0 ? kMostTeams : 1); ++teams) {
+    KernelPlan with = one;
+    with.warps = one.warps * teams;
+    with.smem_bytes = FwdSmallSmemBytes(with, spec.dim_qk, spec.dim_v);
+    if (with.smem_bytes > request.traits.smem_per_block_optin) break;
+    if (with.threads() > kMostThreads) break;
+    const int64_t resident = std::max<int64_t>(Resident(request, with), teams == 1 ? 1 : 0);
+    const int64_t slots = resident * std::max<int64_t>(request.board.num_sms, 1);
+    const int64_t period = Period(spec, with);
+    // A number of blocks that is no multiple of the period keeps nothing.
+    if (resident * teams <= best || (best > 0 && slots < period)) continue;
+    best = resident * teams;
+    with.max_grid = static_cast<int>(slots < period ? slots : slots / period * period);
+    plan = with;
+  }
+  return best > 0;
+}
+
+}  // namespace
+
+int64_t FwdSmallSmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v) {
+  const int64_t pitch_qk = Pitch(RoundUp(dim_qk, 16)), pitch_v = Pitch(dim_v);
+  const int64_t tiles =
+      2 * plan.stages *
+      (plan.block_m * std::max(pitch_qk, pitch_v) + plan.block_n * (pitch_qk + pitch_v));
+  const int64_t teams = TeamsOf(plan);
+  // Two flags of each warp.
+  const int64_t team = RoundUp(tiles + 3 * kVisitBytes + 2 * plan.warps / teams, 16);
+  const int64_t term_tiles = plan.kept_terms > 0 ? plan.block_m / 16 * plan.block_n / 8 : 0;
+  return RoundUp(teams * team + (term_tiles + 1) * 512 + kDistanceBytes, 16);
+}
+
+FamilyAnswer PlanFwdSmall(const PlanRequest& request) {
+  const AttentionSpec& spec = request.spec;
+  FamilyAnswer answer;
+  answer.refusal = WhyNot(request);
+  if (!answer.refusal.empty()) return answer;
+  KernelPlan common;
+  common.family = Family::kFwdSmall;
+  common.target = std::string(request.traits.target);
+  common.step = kStepKeys;
+  common.stages = 2;
+  common.kept_terms = KeptTerms(spec);
+  common.narrow_rows = HasNarrowRows(spec);
+  common.block_n = static_cast<int>(RoundUp(std::max<int64_t>(spec.seqlen_kv, 1), kStepKeys));
+  const int64_t rows = std::max<int64_t>(spec.seqlen_q, 1);
+  // The m16 tiles of a warp share what it reads of K and V, as long as their sums fit its
+  // registers. On one H200 (2026-11-30): 25 rows 368 us in two warps and 451 in one, 144 rows 84 in
+  // three warps and 90 in five.
+  for (const int rows_per_warp : {32, 48, 16}) {
+    if (rows_per_warp == 32 && (rows <= 32 || spec.dim_v > 80)) continue;
+    if (rows_per_warp == 48 && (rows <= 64 || spec.dim_v > 40)) continue;
+    KernelPlan plan = common;
+    plan.rows_per_warp = rows_per_warp;
+    plan.warps = static_cast<int>(CeilDiv(rows, rows_per_warp));
+    plan.block_m = plan.warps * rows_per_warp;
+    if (SetTeams(request, plan)) answer.plans.push_back(plan);
+  }
+  std::stable_sort(answer.plans.begin(), answer.plans.end(),
+                   [](const KernelPlan& a, const KernelPlan& b) { return a.block_m < b.block_m; });
+  if (answer.plans.empty()) {
+    answer.refusal = absl::StrCat("no tile of ", rows, " rows and ", common.block_n, " keys fits ",
+                                  request.traits.smem_per_block_optin, " bytes of shared memory");
+    return answer;
+  }
+  const KernelPlan& best = answer.plans.front();
+  if (!request.family.has_value() && best.block_m > kManyBiased && Resident(request, best) < 2) {
+    answer.refusal = absl::StrCat("seqlen_q, dim_qk = ", rows, ", ", spec.dim_qk,
+                                  ": a multiprocessor has no room for two of its blocks");
+    answer.plans.clear();
+    return answer;
+  }
+  answer.why = absl::StrCat("teams of ", best.block_m / best.rows_per_warp,
+                            " warps have a whole sequence of ", spec.seqlen_q, " rows and ",
+                            spec.seqlen_kv, " keys, and ", best.max_grid, " blocks of ",
+                            TeamsOf(best), " teams walk all of them");
+  return answer;
+}
+
+}  // namespace tilewright::plan
