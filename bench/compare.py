@@ -1074,6 +1074,28 @@ def select(entries, patterns):
     return chosen
 
 
+def zoo_terms(workload):
+    """Words for the bias of a workload, or None where it is looked up rather than laid out
+    [batch, heads, queries, keys]. The same rules as in tests/zoo/zoo.cc."""
+    kind = workload["bias"]
+    if kind is None:
+        return []
+    if kind == "alibi":
+        return ["alibi"]
+    sizes = [workload[field] for field in ("batch", "heads_q", "seqlen_q", "seqlen_kv")]
+    words = []
+    for n, shape in enumerate(workload["bias_shape"]):
+        fits = len(shape) == 4 and all(
+            have in (1, size) for have, size in zip(shape[1:], sizes[1:])
+        )
+        if not fits or sizes[0] % shape[0] != 0:
+            return None
+        masks = kind in ("key_mask", "bool_mask") or (kind == "pair+key_mask" and n == 1)
+        word = "mask=bool" if masks else f"bias={workload['dtype']}"
+        words.append(f"{word}:{','.join(map(str, shape))}")
+    return words
+
+
 def zoo_entries(patterns, path=ZOO):
     """Workloads of the zoo whose inputs this program can make, as rows without a bar."""
     entries = []
@@ -1081,12 +1103,14 @@ def zoo_entries(patterns, path=ZOO):
         workload = json.loads(line)
         if not any(fnmatch.fnmatch(workload["name"], pattern) for pattern in patterns):
             continue
+        terms = zoo_terms(workload)
         if (
-            workload["bias"] is not None
+            terms is None
             or workload["varlen"]
             or workload["paged"]
             or workload["sinks"]
             or workload["mask_kind"] not in ("dense", "causal", "window")
+            or workload["dtype"] not in ("fp16", "bf16", "fp32")
         ):
             print(f"{workload['name']:<28} left out: compare.py makes no inputs for it")
             continue
@@ -1102,7 +1126,7 @@ def zoo_entries(patterns, path=ZOO):
         for field in ("scale", "softcap"):
             if workload[field] is not None:
                 words.append(f"{field}={workload[field]}")
-        spec = " ".join(words)
+        spec = " ".join(words + terms)
         entries.append(
             {"name": workload["name"], "spec": spec, "versus": "best", "must": None, "aim": None}
         )

@@ -5,8 +5,8 @@
     portable.py --budget 60 --resume bench/results/h200/portable.json ...
 
 Rows and workloads come in this order; what RESUME holds of the same commit is not run again, and no
-row begins after BUDGET seconds, so that several short runs add up to one file. The file is written
-after each row. Rows are measured by the protocol of compare.py with 40 ms instead of 70 a round,
+row begins after BUDGET seconds, so that several short runs add up to one file. It is written after
+each row. Rows are measured by the protocol of compare.py with 40 ms instead of 70 a round,
 workloads of the zoo with 20 ms and 0.2 s of heating (`protocol` says which).
 
 A row with a `family` runs on that family, the others on what Prepare picks by default. `value` is in
@@ -82,7 +82,7 @@ def parse_arguments(argv):
     parser.add_argument("--only", choices=("rows", "zoo"), help="one half of the work")
     parser.add_argument("--names", nargs="+", default=["*"], help="patterns of rows and workloads")
     parser.add_argument("--commit", help="of the tree that is measured (default: git's HEAD)")
-    parser.add_argument("--list", action="store_true", help="print the entries and stop")
+    parser.add_argument("--list", action="store_true", help="print what is left to do, and stop")
     return parser.parse_args(argv)
 
 
@@ -99,9 +99,14 @@ def entries_of(arguments):
 def main(argv):
     arguments = parse_arguments(argv)
     chosen = entries_of(arguments)
+    earlier = json.loads(pathlib.Path(arguments.resume).read_text()) if arguments.resume else {}
+    commit = compare.commit_hash(arguments.commit)
+    rows = earlier.get("rows", []) if earlier.get("commit") == commit else []
+    known = {row["name"] for row in rows}
+    chosen = [(kind, entry) for kind, entry in chosen if entry["name"] not in known]
     if arguments.list:
         for kind, entry in chosen:
-            print(f"{kind} {entry['name']:<36} {entry['spec']}")
+            print("\t".join((kind, entry.get("family", "-"), entry["name"], entry["spec"])))
         return 0
     import torch
 
@@ -115,12 +120,8 @@ def main(argv):
             libraries[family] = compare.Library(compare.find_library(arguments.library))
         return libraries[family]
 
-    commit = compare.commit_hash(arguments.commit)
     device = torch.cuda.get_device_name()
     path = pathlib.Path(arguments.results) / compare.device_folder(device) / f"{TOPIC}.json"
-    earlier = json.loads(pathlib.Path(arguments.resume).read_text()) if arguments.resume else {}
-    rows = earlier.get("rows", []) if earlier.get("commit") == commit else []
-    known = {row["name"] for row in rows}
     limits = earlier["limits"] if rows else compare.measured_limits()
     header = {
         "topic": TOPIC,
@@ -131,17 +132,21 @@ def main(argv):
         "command": "bench/portable.py --library build/release/libtilewright.so --results bench/results",
         "limits": limits,
     }
-    all_entries = [entry for _, entry in chosen]
+    all_rows = compare.load_entries(HERE / "peers_portable.json")
     for kind, entry in chosen:
-        if entry["name"] in known:
-            continue
         if time.monotonic() - start > arguments.budget:
             print(f"the budget ends before {entry['name']}")
             break
         set_protocol(kind)
         try:
             row = compare.run_row(
-                entry, all_entries, library(entry.get("family", "")), peers_of(entry), 3, False, limits
+                entry,
+                all_rows,
+                library(entry.get("family", "")),
+                peers_of(entry),
+                3,
+                False,
+                limits,
             )
             row = complete(row, entry, limits)
         except (compare.TilewrightError, compare.SpecError, torch.OutOfMemoryError) as failure:

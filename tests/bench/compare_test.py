@@ -64,8 +64,8 @@ class ZooTest(unittest.TestCase):
         self.assertIsNone(entry["must"])
 
     def test_those_without_inputs_are_left_out(self):
-        with self.assertRaisesRegex(compare.SpecError, "swinv2-win24-576"):
-            compare.zoo_entries(["swinv2-win24-576"])
+        with self.assertRaisesRegex(compare.SpecError, "sam-vit-h-global-4096-d80"):
+            compare.zoo_entries(["sam-vit-h-global-4096-d80"])
 
 
 class LimitTest(unittest.TestCase):

@@ -1,0 +1,68 @@
+"""Tests of bench/portable.py and of the zoo's rows in bench/compare.py. They need no GPU."""
+import pathlib
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
+import compare  # noqa: E402
+import portable  # noqa: E402
+
+LIMITS = {"bf16 TFLOP/s": 800.0, "fp32 TFLOP/s": 50.0, "TB/s": 4.0}
+
+
+def row_of(**fields):
+    return {"name": "x", "value": 10.0, "ms": 0.1, "error": 1e-3, "error_bar": 2e-3, **fields}
+
+
+class PortableTest(unittest.TestCase):
+    def test_rows_have_specs_and_peers_that_compare_knows(self):
+        entries = compare.load_entries(portable.HERE / "peers_portable.json")
+        names = [entry["name"] for entry in entries]
+        self.assertEqual(len(names), len(set(names)))
+        for entry in entries:
+            compare.parse_spec(entry["spec"])
+            peer, _, other = entry["versus"].partition("@")
+            self.assertIn(peer, (*compare.PEERS, "best"))
+            self.assertTrue(other == "" or other in names, entry)
+
+    def test_a_row_is_judged_by_its_peer_the_others_where_the_best_counts(self):
+        self.assertEqual(portable.peers_of({"versus": "flash"}), ["flash"])
+        self.assertEqual(portable.peers_of({"versus": "cudnn@other"}), [])
+        self.assertEqual(portable.peers_of({"versus": "best"}), portable.PEERS)
+
+    def test_a_bar_in_microseconds(self):
+        entry = {"spec": "fwd bf16 b=1 h=1 s=64 d=64", "versus": "best", "must_us": 100}
+        held = portable.complete(row_of(ms=0.1, holds=True), entry, LIMITS)
+        self.assertEqual(held["us"], 100.0)
+        self.assertTrue(held["holds"])
+        self.assertEqual(held["gb_s"], round(4 * 64 * 64 * 2 / 0.1 * 1e-6, 1))
+        self.assertFalse(portable.complete(row_of(ms=0.101), entry, LIMITS)["holds"])
+        self.assertFalse(portable.complete(row_of(error=3e-3), entry, LIMITS)["holds"])
+
+    def test_summary_counts_the_zoo_only(self):
+        rows = [
+            {"protocol": "rows", "ms": 1, "ratio": 2},
+            {"protocol": "zoo", "ms": 1, "ratio": 1.2},
+            {"protocol": "zoo", "ms": 1, "ratio": 0.9},
+            {"protocol": "zoo", "ms": 1},
+            {"protocol": "zoo", "why": "refused"},
+        ]
+        self.assertEqual(
+            portable.summary(rows), {"asked": 4, "ran": 3, "with_a_peer": 2, "faster": 1}
+        )
+
+    def test_terms_of_the_zoo(self):
+        by_name = {
+            entry["name"]: compare.parse_spec(entry["spec"]) for entry in compare.zoo_entries(["*"])
+        }
+        self.assertGreater(len(by_name), 140)
+        swin = by_name["swin-t-stage1-win7-shifted"]
+        self.assertEqual([term.shape for term in swin.terms], [(1, 3, 49, 49), (64, 1, 49, 49)])
+        triangle = by_name["af2-triangle-start-crop256-train"]
+        self.assertEqual([term.type for term in triangle.terms], ["bf16", "bool"])
+        self.assertTrue(by_name["mpt-7b-alibi"].alibi)
+        self.assertNotIn("sam-vit-h-global-4096-d80", by_name)  # looked up by row and column
+
+
+if __name__ == "__main__":
+    unittest.main()
