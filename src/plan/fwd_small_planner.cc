@@ -25,6 +25,7 @@ constexpr int64_t kManyBiased = 64;
 constexpr int kMostTeams = 4;
 constexpr int kMostThreads = 1024;
 constexpr int kStepKeys = 32;
+constexpr int kStepKeysOf48 = 16;  // with 48 rows a warp, for the registers
 // sizeof(Visit), sizeof(Distance).
 constexpr int64_t kVisitBytes = 176;
 constexpr int64_t kDistanceBytes = 72;
@@ -96,9 +97,10 @@ int64_t Resident(const PlanRequest& request, const KernelPlan& plan) {
       plan.rows_per_warp / 16 * (plan.step + RoundUp(request.spec.dim_v, 8)) / 2;
   const int64_t others = kOtherRegisters + (plan.kept_terms > 0 ? kTermRegisters : 0);
   const int64_t registers = RoundUp(std::min<int64_t>(255, others + accumulators), 8);
+  // Each quarter of a multiprocessor has registers for whole warps.
+  const int64_t warps = 4 * (traits.regs_per_sm / 4 / (registers * 32));
   return std::min({traits.smem_per_sm / (plan.smem_bytes + traits.smem_reserved_per_block),
-                   traits.regs_per_sm / (registers * plan.threads()),
-                   static_cast<int64_t>(traits.max_warps_per_sm / plan.warps)});
+                   warps / plan.warps, static_cast<int64_t>(traits.max_warps_per_sm / plan.warps)});
 }
 
 // The tiles after which those of a block are the same ones of other batches, with the same terms.
@@ -156,20 +158,20 @@ FamilyAnswer PlanFwdSmall(const PlanRequest& request) {
   KernelPlan common;
   common.family = Family::kFwdSmall;
   common.target = std::string(request.traits.target);
-  common.step = kStepKeys;
   common.stages = 2;
   common.kept_terms = KeptTerms(spec);
   common.narrow_rows = HasNarrowRows(spec);
-  common.block_n = static_cast<int>(RoundUp(std::max<int64_t>(spec.seqlen_kv, 1), kStepKeys));
   const int64_t rows = std::max<int64_t>(spec.seqlen_q, 1);
   // The m16 tiles of a warp share what it reads of K and V, as long as their sums fit its
-  // registers. On one H200 (2026-11-30): 25 rows 368 us in two warps and 451 in one, 144 rows 84 in
+  // registers. On one H200 (2026-11-30): 25 rows 368 us in two warps and 451 in one, 144 rows 83 in
   // three warps and 90 in five.
   for (const int rows_per_warp : {32, 48, 16}) {
     if (rows_per_warp == 32 && (rows <= 32 || spec.dim_v > 80)) continue;
     if (rows_per_warp == 48 && (rows <= 64 || spec.dim_v > 40)) continue;
     KernelPlan plan = common;
     plan.rows_per_warp = rows_per_warp;
+    plan.step = rows_per_warp == 48 ? kStepKeysOf48 : kStepKeys;
+    plan.block_n = static_cast<int>(RoundUp(std::max<int64_t>(spec.seqlen_kv, 1), plan.step));
     plan.warps = static_cast<int>(CeilDiv(rows, rows_per_warp));
     plan.block_m = plan.warps * rows_per_warp;
     if (SetTeams(request, plan)) answer.plans.push_back(plan);
@@ -177,7 +179,7 @@ FamilyAnswer PlanFwdSmall(const PlanRequest& request) {
   std::stable_sort(answer.plans.begin(), answer.plans.end(),
                    [](const KernelPlan& a, const KernelPlan& b) { return a.block_m < b.block_m; });
   if (answer.plans.empty()) {
-    answer.refusal = absl::StrCat("no tile of ", rows, " rows and ", common.block_n, " keys fits ",
+    answer.refusal = absl::StrCat("no tile of ", rows, " rows and ", spec.seqlen_kv, " keys fits ",
                                   request.traits.smem_per_block_optin, " bytes of shared memory");
     return answer;
   }
