@@ -405,7 +405,7 @@ def main(argv):
             "date": datetime.date.today().isoformat(),
             "device": torch.cuda.get_device_name(),
             "driver": compare.driver_version(),
-            "command": "python3 bench/decode.py " + " ".join(argv),
+            "command": "bench/decode.py " + compare.shown_arguments(argv),
         }
         (folder / "decode.json").write_text(json.dumps({**header, "rows": outcomes},
             indent=1) + "\n")

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <shared_mutex>
 
 #include "runtime/runtime_impl.h"
 
@@ -36,7 +37,7 @@ void KernelTable::Touch(const Slot<Value>& slot) const {
 }
 
 std::shared_ptr<const PreparedAttention::State> KernelTable::Find(const SpecKey& key) const {
-  std::shared_lock<std::shared_mutex> lock(mutex_);
+  std::shared_lock<SharedMutex> lock(mutex_);
   const auto it = specs_.find(key);
   if (it == specs_.end()) return nullptr;
   Touch(*it->second);
@@ -44,7 +45,7 @@ std::shared_ptr<const PreparedAttention::State> KernelTable::Find(const SpecKey&
 }
 
 std::shared_ptr<const ResidentKernel> KernelTable::FindKernel(const KernelKey& key) const {
-  std::shared_lock<std::shared_mutex> lock(mutex_);
+  std::shared_lock<SharedMutex> lock(mutex_);
   const auto it = kernels_.find(key);
   if (it == kernels_.end()) return nullptr;
   Touch(*it->second);
@@ -58,7 +59,7 @@ int64_t KernelTable::Insert(const SpecKey& key,
   std::vector<std::shared_ptr<const PreparedAttention::State>> dropped_states;
   std::vector<std::shared_ptr<const ResidentKernel>> replaced_kernels, dropped_kernels;
   {
-    std::unique_lock<std::shared_mutex> lock(mutex_);
+    std::unique_lock<SharedMutex> lock(mutex_);
     const int64_t now = clock_.fetch_add(2, std::memory_order_relaxed) + 2;
     auto& spec_slot = specs_[key];
     if (spec_slot == nullptr) spec_slot = std::make_unique<Slot<PreparedAttention::State>>();
@@ -115,12 +116,12 @@ int64_t KernelTable::Insert(const SpecKey& key,
 }
 
 size_t KernelTable::num_specs() const {
-  std::shared_lock<std::shared_mutex> lock(mutex_);
+  std::shared_lock<SharedMutex> lock(mutex_);
   return specs_.size();
 }
 
 size_t KernelTable::num_kernels() const {
-  std::shared_lock<std::shared_mutex> lock(mutex_);
+  std::shared_lock<SharedMutex> lock(mutex_);
   return kernels_.size();
 }
 

@@ -5,13 +5,13 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <shared_mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "base/digest.h"
+#include "base/shared_mutex.h"
 #include "build/kernel_builder.h"
 #include "device/device.h"
 #include "device/module.h"
@@ -106,8 +106,8 @@ class KernelTable {
   void Touch(const Slot<Value>& slot) const;
 
   const Limits limits_;
-  mutable std::shared_mutex mutex_;  // guards the maps; what a slot counts is atomic
-  std::atomic<int64_t> clock_ = 0;   // twice the number of insertions
+  mutable SharedMutex mutex_;       // guards the maps; what a slot counts is atomic
+  std::atomic<int64_t> clock_ = 0;  // twice the number of insertions
   Map<SpecKey, PreparedAttention::State> specs_;
   Map<KernelKey, ResidentKernel> kernels_;
 };

@@ -106,7 +106,7 @@ TEST(SpecSweepTest, CoversEveryFeature) {
   }
 }
 
-TEST(SpecSweepTest, TheSanitizersGetFortySmallSpecsWithEveryFeature) {
+TEST(SpecSweepTest, TheSanitizersGetSmallSpecsWithEveryFeature) {
   const std::vector<SweepCase> chosen = SanitizerSweep();
   EXPECT_EQ(chosen.size(), static_cast<size_t>(kSanitizerCases));
   for (const auto& [name, has] : Features()) {
