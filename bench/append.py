@@ -10,7 +10,6 @@ copy is checked against fp64 on sampled tokens first.
 """
 import argparse
 import dataclasses
-import datetime
 import json
 import math
 import pathlib
@@ -201,18 +200,10 @@ def main(argv):
         print(json.dumps(outcomes[-1]), flush=True)
         torch.cuda.empty_cache()
     if options.results:
-        folder = pathlib.Path(options.results)
-        folder.mkdir(parents=True, exist_ok=True)
-        header = {
-            "topic": "append",
-            "commit": compare.commit_hash(options.commit),
-            "date": datetime.date.today().isoformat(),
-            "device": torch.cuda.get_device_name(),
-            "driver": compare.driver_version(),
-            "command": " ".join(["python3 bench/append.py", *(["--rows", *options.rows] if options.rows else [])]),
-        }
-        text = json.dumps({**header, "rows": outcomes}, indent=1) + "\n"
-        (folder / "append.json").write_text(text)
+        command = "bench/append.py " + compare.shown_arguments(argv)
+        device = torch.cuda.get_device_name()
+        header = compare.results_header("append", options.commit, command, device)
+        compare.write_results(pathlib.Path(options.results) / "append.json", header, outcomes)
     return 0 if all(o.get("holds", True) for o in outcomes) else 1
 
 

@@ -20,7 +20,6 @@ Exits with 1 when an answer of tilewright is wrong.
 import argparse
 import contextlib
 import dataclasses
-import datetime
 import json
 import pathlib
 import random
@@ -469,15 +468,9 @@ def write_results(arguments, device, argv, rows):
         old = json.loads(path.read_text())
         if old["commit"] == arguments.commit:
             rows = compare.merge_rows(old["rows"], rows)
-    header = {
-        "topic": "clients",
-        "commit": arguments.commit,
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "device": device,
-        "driver": compare.driver_version(),
-        "command": "bench/clients.py " + compare.shown_arguments(argv),
-    }
-    compare.write_results(path, header, rows, append=False)
+    command = "bench/clients.py " + compare.shown_arguments(argv)
+    header = compare.results_header("clients", arguments.commit, command, device)
+    compare.write_results(path, header, rows)
 
 
 if __name__ == "__main__":

@@ -1027,7 +1027,19 @@ def merge_rows(old, new):
     return kept + list(by_name.values())
 
 
-def write_results(path, header, rows, append):
+def results_header(topic, commit, command, device):
+    """What every file of results begins with; without a commit, git's HEAD."""
+    return {
+        "topic": topic,
+        "commit": commit_hash(commit),
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "device": device,
+        "driver": driver_version(),
+        "command": command,
+    }
+
+
+def write_results(path, header, rows, append=False):
     if append and path.exists():
         before = json.loads(path.read_text())
         if before["commit"] != header["commit"]:
@@ -1177,21 +1189,6 @@ def parse_arguments(argv):
     return arguments
 
 
-def results_header(arguments, argv, rows, limits):
-    import torch
-
-    return {
-        "topic": arguments.topic,
-        "commit": commit_hash(arguments.commit),
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "device": torch.cuda.get_device_name(),
-        "driver": driver_version(),
-        "nvrtc": nvrtc_version(row.get("plan", "") for row in rows),
-        "command": "bench/compare.py " + shown_arguments(argv),
-        "limits": limits,
-    }
-
-
 def main(argv):
     arguments = parse_arguments(argv)
     entries = load_entries()
@@ -1230,7 +1227,12 @@ def main(argv):
         torch.cuda.empty_cache()
         torch.compiler.reset()
         # Each time, so that a run that ends early has not been for nothing.
-        header = results_header(arguments, argv, rows, limits)
+        command = "bench/compare.py " + shown_arguments(argv)
+        header = results_header(
+            arguments.topic, arguments.commit, command, torch.cuda.get_device_name()
+        )
+        header["nvrtc"] = nvrtc_version(row.get("plan", "") for row in rows)
+        header["limits"] = limits
         if arguments.results:
             folder = pathlib.Path(arguments.results) / device_folder(header["device"])
             path = folder / f"{arguments.topic}.json"

@@ -15,12 +15,12 @@ engine's dispatch (tens of microseconds of host time, hidden behind the device o
 
 import argparse
 import ctypes
-import datetime
 import json
 import math
 import os
 import pathlib
 import statistics
+import sys
 
 import compare
 from compare import _c
@@ -270,8 +270,6 @@ def chosen(entries, words):
 
 
 def main():
-    import torch
-
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--library", required=True)
     parser.add_argument("--commit", required=True)
@@ -279,29 +277,24 @@ def main():
     parser.add_argument("--rows", nargs="*", help="names, or parts of names")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
+    import torch
+
     entries = json.loads((HERE / "peers_backward.json").read_text())
     if options.rows:
         entries = chosen(entries, options.rows)
-    header = {
-        "topic": "backward",
-        "commit": options.commit,
-        "date": datetime.date.today().isoformat(),
-        "device": torch.cuda.get_device_name(),
-        "driver": compare.driver_version(),
-        "command": "python3 bench/compare_backward.py --library libtilewright.so.0 --commit "
-        f"{options.commit} --results bench/results/h200/backward.json",
-        "rows": [],
-    }
+    command = "bench/compare_backward.py " + compare.shown_arguments(sys.argv[1:])
+    device = torch.cuda.get_device_name()
+    header = compare.results_header("backward", options.commit, command, device)
+    rows = []
     for entry in entries:
-        row = run_row(entry, options.library, options.rounds)
-        header["rows"].append(row)
-        print(json.dumps(row), flush=True)
+        rows.append(run_row(entry, options.library, options.rounds))
+        print(json.dumps(rows[-1]), flush=True)
         torch.cuda.empty_cache()
         if options.results:  # after each row: what is measured is kept
             path = pathlib.Path(options.results)
             if path.suffix != ".json":
                 path = path / "backward.json"
-            path.write_text(json.dumps(header, indent=1) + "\n")
+            compare.write_results(path, header, rows)
 
 
 if __name__ == "__main__":

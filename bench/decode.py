@@ -11,7 +11,6 @@ sampled heads first. Bytes are those of K and V (with their scales), Q and O, ea
 """
 import argparse
 import dataclasses
-import datetime
 import json
 import math
 import pathlib
@@ -387,28 +386,20 @@ def main(argv):
         try:
             outcome = run_row(row, library, options.rounds)
         except (RuntimeError, compare.TilewrightError) as failure:
-            outcome = {"name": row.name, "spec": row.spec(), "holds": False,
-                "why": str(failure)[:400]}
+            outcome = {"name": row.name, "spec": row.spec(), "holds": False}
+            outcome["why"] = str(failure)[:400]
         judge(row, outcome, done)
         done[row.name] = outcome
         outcomes.append(outcome)
-        shown = {k: round(v, 4) if isinstance(v, float) else v for k,
-            v in outcome.items() if k not in ("spec",)}
+        shown = {k: round(v, 4) if isinstance(v, float) else v for k, v in outcome.items()}
+        del shown["spec"]
         print(json.dumps(shown), flush=True)
         torch.cuda.empty_cache()
     if options.results:
-        folder = pathlib.Path(options.results)
-        folder.mkdir(parents=True, exist_ok=True)
-        header = {
-            "topic": "decode",
-            "commit": compare.commit_hash(options.commit),
-            "date": datetime.date.today().isoformat(),
-            "device": torch.cuda.get_device_name(),
-            "driver": compare.driver_version(),
-            "command": "bench/decode.py " + compare.shown_arguments(argv),
-        }
-        (folder / "decode.json").write_text(json.dumps({**header, "rows": outcomes},
-            indent=1) + "\n")
+        command = "bench/decode.py " + compare.shown_arguments(argv)
+        device = torch.cuda.get_device_name()
+        header = compare.results_header("decode", options.commit, command, device)
+        compare.write_results(pathlib.Path(options.results) / "decode.json", header, outcomes)
     return 0 if all(o.get("holds", True) for o in outcomes) else 1
 
 

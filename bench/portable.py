@@ -14,7 +14,6 @@ TFLOP/s, `us` and `gb_s` are the time of a call and the bytes of all tensors ove
 part of what arithmetic or memory allows.
 """
 import argparse
-import datetime
 import json
 import os
 import pathlib
@@ -120,18 +119,13 @@ def main(argv):
             libraries[family] = compare.Library(compare.find_library(arguments.library))
         return libraries[family]
 
+    command = "bench/portable.py --library build/release/libtilewright.so --results bench/results"
     device = torch.cuda.get_device_name()
-    path = pathlib.Path(arguments.results) / compare.device_folder(device) / f"{TOPIC}.json"
+    header = compare.results_header(TOPIC, commit, command, device)
+    folder = pathlib.Path(arguments.results) / compare.device_folder(device)
+    path = folder / f"{TOPIC}.json"
     limits = earlier["limits"] if rows else compare.measured_limits()
-    header = {
-        "topic": TOPIC,
-        "commit": commit,
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "device": device,
-        "driver": compare.driver_version(),
-        "command": "bench/portable.py --library build/release/libtilewright.so --results bench/results",
-        "limits": limits,
-    }
+    header["limits"] = limits
     all_rows = compare.load_entries(HERE / "peers_portable.json")
     for kind, entry in chosen:
         if time.monotonic() - start > arguments.budget:
@@ -157,7 +151,7 @@ def main(argv):
         compare.print_row(row)
         header["nvrtc"] = compare.nvrtc_version(row.get("plan", "") for row in rows)
         header["zoo"] = summary(rows)
-        compare.write_results(path, header, rows, False)
+        compare.write_results(path, header, rows)
         torch.cuda.empty_cache()
         torch.compiler.reset()
     return 0 if all(row["holds"] for row in rows) else 1

@@ -13,13 +13,14 @@ Exits with 1 when the mean of the last 20 losses differs by more than the two ru
 """
 
 import argparse
-import datetime
 import json
 import math
 import pathlib
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "src/python"))
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "src/python")]
+import compare  # noqa: E402
 
 STEPS = 200
 BATCH, LENGTH, VOCABULARY = 16, 256, 256
@@ -166,8 +167,6 @@ def picture(curves, floor):
 
 
 def main():
-    import torch
-
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -176,6 +175,7 @@ def main():
     parser.add_argument("--results", type=pathlib.Path, required=True)
     options = parser.parse_args()
     import tilewright
+    import torch
 
     if options.library:
         tilewright.use_library(options.library)
@@ -200,17 +200,10 @@ def main():
         "holds": holds,
         "losses": {name: [round(loss, 4) for loss in losses] for name, losses in curves.items()},
     }
-    options.results.mkdir(parents=True, exist_ok=True)
-    header = {
-        "topic": "train_layer",
-        "commit": options.commit,
-        "date": datetime.date.today().isoformat(),
-        "device": torch.cuda.get_device_name(),
-        "command": "python3 bench/train_layer.py --library libtilewright.so.0 --commit "
-        f"{options.commit} --results bench/results/h200",
-        "rows": [row],
-    }
-    (options.results / "train_layer.json").write_text(json.dumps(header, indent=1) + "\n")
+    command = "bench/train_layer.py " + compare.shown_arguments(sys.argv[1:])
+    device = torch.cuda.get_device_name()
+    header = compare.results_header("train_layer", options.commit, command, device)
+    compare.write_results(options.results / "train_layer.json", header, [row])
     shown = {name: curves[name] for name in ("pytorch", "tilewright")}
     (options.results / "train_layer.svg").write_text(picture(shown, chain.entropy()))
     print({name: round(end, 4) for name, end in ends.items()}, "holds" if holds else "APART")

@@ -1,6 +1,7 @@
 #include "capi/convert.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -60,6 +61,14 @@ absl::Status CheckEnum(const std::string& field, int32_t value, int32_t last) {
   if (value >= 0 && value <= last) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(field, " = ", value, ": must be in [0, ", last, "]"));
+}
+
+// `value` is a type of its own, or TW_SAME_TYPE, which leaves `type` as it is.
+absl::Status SetType(const std::string& field, int32_t value, std::optional<ElementType>* type) {
+  if (value == TW_SAME_TYPE) return absl::OkStatus();
+  TILEWRIGHT_RETURN_IF_ERROR(CheckEnum(field, value, TW_INT32));
+  *type = static_cast<ElementType>(value);
+  return absl::OkStatus();
 }
 
 absl::Status CheckArray(const std::string& field, const void* elements, size_t count) {
@@ -358,14 +367,8 @@ absl::StatusOr<AttentionSpec> FromC(const tw_spec* c_spec) {
   AttentionSpec spec;
   spec.operation = static_cast<Operation>(c.operation);
   spec.type = static_cast<ElementType>(c.type);
-  if (c.kv_type != TW_SAME_TYPE) {
-    TILEWRIGHT_RETURN_IF_ERROR(CheckEnum("kv_type", c.kv_type, TW_INT32));
-    spec.kv_type = static_cast<ElementType>(c.kv_type);
-  }
-  if (c.out_type != TW_SAME_TYPE) {
-    TILEWRIGHT_RETURN_IF_ERROR(CheckEnum("out_type", c.out_type, TW_INT32));
-    spec.out_type = static_cast<ElementType>(c.out_type);
-  }
+  TILEWRIGHT_RETURN_IF_ERROR(SetType("kv_type", c.kv_type, &spec.kv_type));
+  TILEWRIGHT_RETURN_IF_ERROR(SetType("out_type", c.out_type, &spec.out_type));
   spec.batch = c.batch;
   spec.heads_q = c.heads_q;
   spec.heads_kv = c.heads_kv;
@@ -560,14 +563,8 @@ absl::StatusOr<CacheAppendSpec> FromC(const tw_append_spec* spec) {
   TILEWRIGHT_RETURN_IF_ERROR(CheckEnum("type", c.type, TW_INT32));
   CacheAppendSpec out;
   out.type = static_cast<ElementType>(c.type);
-  if (c.cache_type != TW_SAME_TYPE) {
-    TILEWRIGHT_RETURN_IF_ERROR(CheckEnum("cache_type", c.cache_type, TW_INT32));
-    out.cache_type = static_cast<ElementType>(c.cache_type);
-  }
-  if (c.rotary_table != TW_SAME_TYPE) {
-    TILEWRIGHT_RETURN_IF_ERROR(CheckEnum("rotary_table", c.rotary_table, TW_INT32));
-    out.rotary_table = static_cast<ElementType>(c.rotary_table);
-  }
+  TILEWRIGHT_RETURN_IF_ERROR(SetType("cache_type", c.cache_type, &out.cache_type));
+  TILEWRIGHT_RETURN_IF_ERROR(SetType("rotary_table", c.rotary_table, &out.rotary_table));
   out.cache_scale = static_cast<ScaleKind>(c.cache_scale);
   out.rotary = static_cast<Rotary>(c.rotary);
   out.heads_q = c.heads_q;

@@ -315,6 +315,15 @@ class ResultsTest(unittest.TestCase):
             with self.assertRaisesRegex(compare.SpecError, "abc"):
                 compare.write_results(path, {**header, "commit": "def"}, [], append=True)
 
+    def test_every_file_begins_with_the_same_fields(self):
+        header = compare.results_header("decode", "abc", "bench/decode.py", "NVIDIA H200")
+        names = ["topic", "commit", "date", "device", "driver", "command"]
+        self.assertEqual(list(header), names)
+        self.assertEqual((header["topic"], header["commit"]), ("decode", "abc"))
+        self.assertRegex(header["date"], r"^\d{4}-\d{2}-\d{2}$")
+        head = compare.results_header("decode", None, "", "")["commit"]
+        self.assertEqual(head, compare.commit_hash(None))
+
     def test_names(self):
         self.assertEqual(compare.device_folder("NVIDIA H200"), "h200")
         self.assertEqual(compare.device_folder("NVIDIA A100-SXM4-80GB"), "a100_sxm4_80gb")

@@ -209,9 +209,10 @@ struct FakeFunctions {
     FAKE_ENTER(cuLibraryUnload);
     if (fake->libraries_.erase(library) == 0) return CUDA_ERROR_INVALID_HANDLE;
     std::erase_if(fake->kernels_, [&](const auto& k) { return k.second.library == library; });
-    const auto& kernels = fake->kernels_;  // clang's analysis does not see the lock in a lambda
-    std::erase_if(fake->functions_,
-                  [&](const auto& f) { return kernels.find(f.second) == kernels.end(); });
+    // No lambda: clang's analysis does not see the lock in one.
+    for (auto f = fake->functions_.begin(); f != fake->functions_.end();) {
+      f = fake->kernels_.contains(f->second) ? std::next(f) : fake->functions_.erase(f);
+    }
     return CUDA_SUCCESS;
   }
   static CUresult LibraryGetKernel(CUkernel* kernel, CUlibrary library, const char* name) {
