@@ -91,7 +91,7 @@ std::string RefuseBackwardOnTensorCores(const AttentionSpec& spec, AttentionSpec
     nearest.operation = Operation::kBackward;
     return "operation = fwd: only the backward is served";
   }
-  if (!IsHalf(spec.type) || spec::KvType(spec) != spec.type || spec::OutType(spec) != spec.type) {
+  if (!HasOneHalfType(spec)) {
     nearest.type = IsHalf(spec.type) ? spec.type : ElementType::kBf16;
     nearest.kv_type.reset();
     nearest.out_type.reset();

@@ -11,6 +11,7 @@
 #include "absl/types/span.h"
 #include "plan/kernel_plan.h"
 #include "plan/planner.h"
+#include "spec/validate.h"
 #include "tilewright/attention.h"
 
 namespace tilewright::plan {
@@ -45,6 +46,10 @@ inline int64_t RoundUp(int64_t n, int64_t multiple) { return CeilDiv(n, multiple
 
 inline bool IsHalf(ElementType type) {
   return type == ElementType::kFp16 || type == ElementType::kBf16;
+}
+// Whether Q, K, V and O are all fp16, or all bf16.
+inline bool HasOneHalfType(const AttentionSpec& spec) {
+  return IsHalf(spec.type) && spec::KvType(spec) == spec.type && spec::OutType(spec) == spec.type;
 }
 
 // Whether a tensor's rows start on multiples of 16 bytes, as bulk copies of 16-bit elements want.

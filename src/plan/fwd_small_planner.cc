@@ -61,7 +61,7 @@ std::string WhyNot(const PlanRequest& request) {
   if (!request.traits.has_cp_async || !request.traits.has_bf16_mma) {
     return absl::StrCat(target, " has no cp.async and no mma.m16n8k16");
   }
-  if (!IsHalf(spec.type) || spec::KvType(spec) != spec.type || spec::OutType(spec) != spec.type) {
+  if (!HasOneHalfType(spec)) {
     return "the types of Q, K, V and O must be fp16 or bf16, all the same";
   }
   if (spec.strided_innermost) return "strided_innermost: rows must be contiguous";

@@ -10,8 +10,10 @@
 #include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <filesystem>
 #include <memory>
 #include <new>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -33,11 +35,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-// Another test program may be tuning on a driver like this one.
-std::chrono::steady_clock::time_point LockDeadline() {
-  return std::chrono::steady_clock::now() + std::chrono::seconds(60);
-}
 
 class TuningTest : public ::testing::Test {
  protected:
@@ -91,6 +88,15 @@ class TuningTest : public ::testing::Test {
     auto runtime = RuntimeParts::CreateRuntime(options, PartsOn(driver_));
     EXPECT_TRUE(runtime.ok()) << runtime.status();
     return *std::move(runtime);
+  }
+  // As another tuner would, so that nothing is measured until the lock is let go. Another test
+  // program may be tuning on a driver like this one, and is waited for.
+  std::optional<tune::GpuLock> HoldGpu() {
+    const auto devices = *device::DeviceManager::Create(&driver_.api());
+    auto lock = tune::GpuLock::Acquire(devices->devices()[0].uuid,
+                                       std::chrono::steady_clock::now() + std::chrono::seconds(60));
+    EXPECT_TRUE(lock.has_value());
+    return lock;
   }
   static std::string PlanOf(const PreparedAttention& attention) {
     return attention.state()->Newest().decision.plan.ToString();
@@ -154,9 +160,7 @@ TEST_F(TuningTest, TakesNothingForGood) {
 TEST_F(TuningTest, BackgroundServesTheDefaultAndSwapsInHandlesThatAreOut) {
   const auto runtime = Make(Options(TunePolicy::kBackground));
   // Measuring waits until the first answer was looked at.
-  auto lock = tune::GpuLock::Acquire(
-      (*device::DeviceManager::Create(&driver_.api()))->devices()[0].uuid, LockDeadline());
-  ASSERT_TRUE(lock.has_value());
+  auto lock = HoldGpu();
   const auto attention = runtime->Prepare(spec_);
   ASSERT_TRUE(attention.ok()) << attention.status();
   EXPECT_EQ(PlanOf(*attention), DefaultPlan());
@@ -176,9 +180,7 @@ TEST_F(TuningTest, BackgroundServesTheDefaultAndSwapsInHandlesThatAreOut) {
 
 TEST_F(TuningTest, NothingIsSwappedWithinACapture) {
   const auto runtime = Make(Options(TunePolicy::kBackground));
-  auto lock = tune::GpuLock::Acquire(
-      (*device::DeviceManager::Create(&driver_.api()))->devices()[0].uuid, LockDeadline());
-  ASSERT_TRUE(lock.has_value());
+  auto lock = HoldGpu();
   const auto attention = runtime->Prepare(spec_);
   ASSERT_TRUE(attention.ok()) << attention.status();
   const AttentionArgs args = DenseArgs(spec_);
@@ -282,9 +284,7 @@ TEST_F(TuningTest, ManyThreadsThatWantOneSpecTuneOnce) {
 TEST_F(TuningTest, WhileAnotherProcessMeasuresTheDefaultServes) {
   RuntimeOptions options = Options(TunePolicy::kFirstRun);
   options.tune_budget_ms = 500;  // a compile ends in it, under sanitizers too
-  const auto devices = *device::DeviceManager::Create(&driver_.api());
-  const auto lock = tune::GpuLock::Acquire(devices->devices()[0].uuid, LockDeadline());
-  ASSERT_TRUE(lock.has_value());
+  const auto lock = HoldGpu();
   const auto runtime = Make(options);
   const auto attention = runtime->Prepare(spec_);
   ASSERT_TRUE(attention.ok()) << attention.status();
@@ -297,9 +297,7 @@ TEST_F(TuningTest, WhileAnotherProcessMeasuresTheDefaultServes) {
 TEST_F(TuningTest, WhatWasPostponedIsMadeUpForInTheBackground) {
   RuntimeOptions options = Options(TunePolicy::kFirstRun);
   options.tune_budget_ms = 50;
-  auto lock = tune::GpuLock::Acquire(
-      (*device::DeviceManager::Create(&driver_.api()))->devices()[0].uuid, LockDeadline());
-  ASSERT_TRUE(lock.has_value());
+  auto lock = HoldGpu();
   const auto runtime = Make(options);
   const auto attention = runtime->Prepare(spec_);
   ASSERT_TRUE(attention.ok()) << attention.status();
@@ -380,9 +378,7 @@ class StarterTest : public TuningTest {
 
 TEST_F(StarterTest, ServesInTheBackgroundPolicyUntilTheDefaultIsCompiled) {
   {
-    auto lock = tune::GpuLock::Acquire(
-        (*device::DeviceManager::Create(&driver_.api()))->devices()[0].uuid, LockDeadline());
-    ASSERT_TRUE(lock.has_value());
+    auto lock = HoldGpu();
     const auto runtime = Make(AnyFamily(TunePolicy::kBackground));
     const auto attention = runtime->Prepare(spec_);
     ASSERT_TRUE(attention.ok()) << attention.status();
@@ -438,14 +434,49 @@ TEST_F(TuningTest, WhatAnotherProcessHasMeasuredMeanwhileIsTaken) {
   // It has looked before the other one wrote.
   EXPECT_EQ(PlanOf(*Make(Options(TunePolicy::kFirstRun))->Prepare(spec_)), BestPlan());
   const int launches = launches_;
-  const auto result = waiting->Tune(spec_);
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_FALSE(result->measured);
-  EXPECT_EQ(result->winner, BestPlan());
+  {
+    // No turn on the GPU is waited for.
+    const auto lock = HoldGpu();
+    TuneOptions briefly;
+    briefly.budget_ms = 500;
+    const auto result = waiting->Tune(spec_, briefly);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_FALSE(result->measured);
+    EXPECT_EQ(result->winner, BestPlan());
+  }
+  EXPECT_EQ(waiting->counters().compiles, 0);
   EXPECT_EQ(launches_, launches);
   TuneOptions force;
   force.force = true;
   EXPECT_TRUE(waiting->Tune(spec_, force)->measured);
+}
+
+TEST_F(TuningTest, WhatAnotherProcessMeasuresWhileItsTurnIsWaitedForIsTaken) {
+  RuntimeOptions elsewhere = Options(TunePolicy::kFirstRun);
+  elsewhere.cache_dir = directory_.path() + "/other";
+  ASSERT_TRUE(Make(elsewhere)->Prepare(spec_).ok());
+  const int launches = launches_;
+  const RuntimeOptions options = Options(TunePolicy::kFirstRun);
+  const auto waiting = Make(options);
+  auto lock = HoldGpu();
+  absl::StatusOr<TuneResult> result = absl::UnknownError("");
+  std::thread thread([&, context = driver_.context_stack().back()] {
+    driver_.api().cuCtxSetCurrent(context);
+    result = waiting->Tune(spec_);
+  });
+  // It has looked once and goes on to compile; what it measures begins with its turn.
+  for (int n = 0; n < 600 && waiting->counters().compiles == 0; ++n) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  std::filesystem::copy(
+      elsewhere.cache_dir + "/v1/t", options.cache_dir + "/v1/t",
+      std::filesystem::copy_options::recursive | std::filesystem::copy_options::overwrite_existing);
+  lock.reset();
+  thread.join();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_FALSE(result->measured);
+  EXPECT_EQ(result->winner, BestPlan());
+  EXPECT_EQ(launches_, launches);
 }
 
 TEST_F(TuningTest, ACaptureIsRefusedAndStaysValid) {
@@ -644,7 +675,11 @@ TEST_F(TuningTest, TenThousandSizesOfOneModelNeedNoMoreThanThePlannedKernels) {
       planned.insert(plan.ToString());
     }
   }
-  EXPECT_LE(planned.size(), 192u);
+  // 19 of attn_decode, 7 of attn_decode_wide, 13 of attn_fwd_small; 27 of attn_fwd_sm90 and 78 of
+  // attn_fwd_sm80, most of their tiles thrice: whole, and in parts with either kernel that merges
+  // them. Nothing here depends on a length but the family and whether there are parts, so a plan
+  // that takes one from the spec shows at once.
+  EXPECT_LE(planned.size(), 144u);
   std::mt19937_64 random(11);
   std::set<std::string> reached;
   RuntimeOptions options = Options(TunePolicy::kOff);
