@@ -4,26 +4,12 @@
 #include <cstring>
 
 #include "abi/cache_append_params.h"
+#include "runtime/abi_args.h"
 #include "spec/cache_append.h"
 #include "spec/validate.h"
 
 namespace tilewright {
 namespace {
-
-abi::TensorStrides ToAbi(const Strides& s) { return {s.batch, s.seq, s.head, s.dim}; }
-
-abi::StoredScaleArgs Scale(ScaleKind kind, float* scale, const std::array<int64_t, 3>& strides) {
-  switch (kind) {
-    case ScaleKind::kPerHead:
-      return {scale, 0, 1, 0};
-    case ScaleKind::kPerToken:
-      return {scale, strides[0], strides[1], strides[2]};
-    case ScaleKind::kNone:
-    case ScaleKind::kPerTensor:
-      break;
-  }
-  return {scale, 0, 0, 0};
-}
 
 // Whether every row starts on a multiple of `bytes`.
 bool RowsFit(const void* data, const Strides& s, int element_bytes, int bytes) {
@@ -85,8 +71,10 @@ void PackAppendArgs(const CacheAppendSpec& spec, const std::vector<uint64_t>& fr
   core.q_out_strides = ToAbi(args.q_out.strides);
   core.k_cache_strides = ToAbi(args.k_cache.strides);
   core.v_cache_strides = ToAbi(args.v_cache.strides);
-  core.k_scale = Scale(spec.cache_scale, args.k_scale, args.k_scale_strides);
-  core.v_scale = Scale(spec.cache_scale, args.v_scale, args.v_scale_strides);
+  core.k_scale =
+      ScaleToAbi<abi::StoredScaleArgs>(spec.cache_scale, args.k_scale, args.k_scale_strides);
+  core.v_scale =
+      ScaleToAbi<abi::StoredScaleArgs>(spec.cache_scale, args.v_scale, args.v_scale_strides);
   core.page_table = args.page_table;
   core.page_table_stride = args.page_table_stride;
   core.cu_seqlens = args.cu_seqlens;

@@ -7,14 +7,11 @@
 #include "abi/attn_bwd_params.h"
 #include "abi/attn_fwd_params.h"
 #include "abi/policy_args.h"
+#include "runtime/abi_args.h"
 #include "spec/validate.h"
 
 namespace tilewright {
 namespace {
-
-abi::TensorStrides ToAbi(const Strides& strides) {
-  return {strides.batch, strides.seq, strides.head, strides.dim};
-}
 
 abi::AttnFwdParams Core(const AttentionSpec& spec, const AttentionArgs& args) {
   abi::AttnFwdParams core = {};
@@ -61,19 +58,6 @@ abi::BiasArgs Bias(const AttentionSpec& spec, const BiasTerm& term, const BiasTe
   if (term.seqlen_q != 1) bias.stride_q = tensor.stride_q;
   if (term.seqlen_kv != 1) bias.stride_kv = tensor.stride_kv;
   return bias;
-}
-
-abi::ScaleArgs Scale(ScaleKind kind, const float* scale, const std::array<int64_t, 3>& strides) {
-  switch (kind) {
-    case ScaleKind::kPerHead:
-      return {scale, 0, 1, 0};
-    case ScaleKind::kPerToken:
-      return {scale, strides[0], strides[1], strides[2]};
-    case ScaleKind::kNone:
-    case ScaleKind::kPerTensor:
-      break;
-  }
-  return {scale, 0, 0, 0};
 }
 
 abi::DropoutArgs Dropout(const AttentionSpec& spec, const AttentionArgs& args) {
@@ -248,13 +232,13 @@ void PackArgs(const AttentionSpec& spec, const emit::ParamLayout& layout, const 
                                args.block_mask_strides[1], args.block_mask_strides[2]});
         break;
       case emit::ParamSlotKind::kQScale:
-        put(Scale(spec.q_scale, args.q_scale, {0, 0, 0}));
+        put(ScaleToAbi<abi::ScaleArgs>(spec.q_scale, args.q_scale, {0, 0, 0}));
         break;
       case emit::ParamSlotKind::kKScale:
-        put(Scale(spec.kv_scale, args.k_scale, args.k_scale_strides));
+        put(ScaleToAbi<abi::ScaleArgs>(spec.kv_scale, args.k_scale, args.k_scale_strides));
         break;
       case emit::ParamSlotKind::kVScale:
-        put(Scale(spec.kv_scale, args.v_scale, args.v_scale_strides));
+        put(ScaleToAbi<abi::ScaleArgs>(spec.kv_scale, args.v_scale, args.v_scale_strides));
         break;
       case emit::ParamSlotKind::kDropout:
         put(Dropout(spec, args));
