@@ -18,10 +18,11 @@
 // several runs; `results` makes the result file of them; of equal measurements the last one counts.
 // Specs are measured by other processes, --jobs of them, and one that dies costs the line of one
 // spec. --regret takes the specs A <= n < B of the file (all); those of several processes wait for
-// one another's turns on the GPU, which does not make tunings look better. --kernels is a store in
-// which `tilewright compile --matrix FILE --candidates 0` has put all that is measured: tunings are
-// then those of a process that has the time to compile all that it wants to try (kBackground has).
-// Without it they compile, and what the budget leaves is tried.
+// one another's turns on the GPU, which does not make tunings look better. --kernels is a store
+// that `tilewright compile --matrix FILE --candidates 0` has filled, or begun to fill: what it
+// lacks is compiled into it before a tuning is judged. Tunings are then those of a process that has
+// the time to compile all that it wants to try (kBackground has). Without it they compile, and what
+// the budget leaves is tried.
 
 #include <unistd.h>
 
@@ -63,6 +64,7 @@ using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
 constexpr char kFirstCallSpec[] = "fwd bf16 b=3 h=12/4 s=1777/1777 d=96/96 causal lse";
+constexpr int kFirstCalls = 5;  // of each policy, in processes of their own
 constexpr double kBackgroundLimitMs = 1000;
 constexpr double kBackgroundCompiles = 1.2;
 constexpr double kFirstRunLimitMs = 4000;
@@ -207,17 +209,13 @@ Json FailedLine(const std::string& kind, const std::string& spec, const absl::St
   return {{"kind", kind}, {"spec", spec}, {"error", std::string(status.message())}};
 }
 
-// For tunings of everything: from a store with all kernels and without a compiler, so that
-// whichever one filled it serves.
 RuntimeOptions OptionsFrom(const std::string& kernels) {
   RuntimeOptions options;
-  if (kernels.empty()) {
-    options.cache_in_memory = true;
-  } else {
-    options.cache_dir = kernels;
-    options.cache_read_only = true;
-    options.nvrtc_path = "/nowhere/libnvrtc.so";
-  }
+  options.cache_in_memory = kernels.empty();
+  options.cache_dir = kernels;
+  options.cache_max_bytes = 0;
+  // Of each child; there are some.
+  options.compile_threads = 8;
   return options;
 }
 
@@ -230,10 +228,17 @@ absl::StatusOr<Json> Regret(const std::string& text, const std::string& kernels,
   options.log_level = LogLevel::kDebug;
   options.log_sink = turns.sink();
   TILEWRIGHT_ASSIGN_OR_RETURN(const std::unique_ptr<Runtime> runtime, Runtime::Create(options));
-  TILEWRIGHT_ASSIGN_OR_RETURN(
-      const tune::TuningRecord bounded,
-      TuneOnce(*runtime, spec, options.tune_budget_ms, options.tune_candidates));
-  TILEWRIGHT_ASSIGN_OR_RETURN(const tune::TuningRecord all, TuneOnce(*runtime, spec, 0, 0));
+  const auto tune_all = [&] { return TuneOnce(*runtime, spec, 0, 0); };
+  const auto tune_bounded = [&] {
+    return TuneOnce(*runtime, spec, options.tune_budget_ms, options.tune_candidates);
+  };
+  // With a store the kernels are there by the time of the bounded one, otherwise none of them.
+  absl::StatusOr<tune::TuningRecord> first = kernels.empty() ? tune_bounded() : tune_all();
+  TILEWRIGHT_RETURN_IF_ERROR(first.status());
+  absl::StatusOr<tune::TuningRecord> second = kernels.empty() ? tune_all() : tune_bounded();
+  TILEWRIGHT_RETURN_IF_ERROR(second.status());
+  const tune::TuningRecord& bounded = kernels.empty() ? *first : *second;
+  const tune::TuningRecord& all = kernels.empty() ? *second : *first;
   for (const tune::CandidateResult& one : all.candidates) {
     if (one.outcome != tune::Outcome::kUntried) continue;
     return absl::InternalError(absl::StrCat(one.plan, " was not tried: ", one.reason));
@@ -261,10 +266,8 @@ absl::StatusOr<Json> Flips(const std::string& text, const std::string& kernels, 
   TILEWRIGHT_ASSIGN_OR_RETURN(const AttentionSpec spec, ParseSpec(text));
   const RuntimeOptions options = OptionsFrom(kernels);
   TILEWRIGHT_ASSIGN_OR_RETURN(const std::unique_ptr<Runtime> runtime, Runtime::Create(options));
-  if (kernels.empty()) {
-    // Compiles once; the repetitions only measure.
-    TILEWRIGHT_RETURN_IF_ERROR(TuneOnce(*runtime, spec, 0, options.tune_candidates).status());
-  }
+  // Compiles what is not stored; the repetitions only measure.
+  TILEWRIGHT_RETURN_IF_ERROR(TuneOnce(*runtime, spec, 0, options.tune_candidates).status());
   Json winners = Json::array();
   for (int n = 0; n < repeats; ++n) {
     TILEWRIGHT_ASSIGN_OR_RETURN(
@@ -356,7 +359,7 @@ class Raw {
 absl::Status MeasureFirstCalls(const std::string& program, Raw& raw) {
   const std::filesystem::path folder =
       std::filesystem::temp_directory_path() / absl::StrCat("tuner_bench.", getpid());
-  for (int repeat = 0; repeat < 3; ++repeat) {
+  for (int repeat = 0; repeat < kFirstCalls; ++repeat) {
     for (const std::string policy : {"off", "background", "first_run"}) {
       const std::string store = folder / absl::StrCat(policy, repeat);
       // What is measured behind a first answer takes seconds and is looked at once.

@@ -46,6 +46,7 @@ absl::StatusOr<std::unique_ptr<Toolchain>> Toolchain::Open() {
   tools->builder_ = std::make_unique<build::KernelBuilder>(
       tools->bundle_, tools->store_.store.get(), tools->compiler_.get(), &tools->logger_, builder);
   tools->records_ = OpenTuningDb(chosen, &tools->logger_);
+  tools->code_ = std::make_unique<tune::CodeDigests>(tools->bundle_);
   return tools;
 }
 
@@ -58,7 +59,7 @@ absl::StatusOr<plan::Decision> Toolchain::Plan(const AttentionSpec& spec, const 
   TILEWRIGHT_ASSIGN_OR_RETURN(const std::optional<plan::Family> family,
                               plan::ParseFamily(options_.family));
   const tune::Match found = FindRecord(
-      *records_, options_, *bundle_, spec,
+      *records_, options_, *code_, spec,
       tune::MakeEnvironment(board, traits.target, /*driver_version=*/0),
       plan::Candidates({spec, traits, board, options_.allow_fallback, family}, decision));
   if (found.plan.has_value()) {

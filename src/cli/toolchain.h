@@ -65,6 +65,7 @@ class Toolchain {
   std::unique_ptr<compile::NvrtcCompiler> compiler_;
   std::unique_ptr<build::KernelBuilder> builder_;
   std::unique_ptr<tune::TuningDb> records_;
+  std::unique_ptr<tune::CodeDigests> code_;
 };
 
 // The plan that the cost model makes for `spec` with these options.

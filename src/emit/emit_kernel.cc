@@ -632,4 +632,6 @@ absl::StatusOr<artifact::KernelSource> EmitKernel(const AttentionSpec& full_spec
   return source;
 }
 
+std::string_view TemplateFileOf(const KernelPlan& plan) { return TextOf(plan).header; }
+
 }  // namespace tilewright::emit

@@ -2,6 +2,8 @@
 #ifndef TILEWRIGHT_EMIT_EMIT_KERNEL_H_
 #define TILEWRIGHT_EMIT_EMIT_KERNEL_H_
 
+#include <string_view>
+
 #include "absl/status/statusor.h"
 #include "artifact/kernel_source.h"
 #include "plan/kernel_plan.h"
@@ -14,6 +16,10 @@ namespace tilewright::emit {
 // batch, strides, scale, window sizes, softcap, dropout probability) does not appear in the text.
 absl::StatusOr<artifact::KernelSource> EmitKernel(const AttentionSpec& spec,
                                                   const plan::KernelPlan& plan);
+
+// The file that EmitKernel's text begins with, relative to kernel_templates/:
+// "family/attn_fwd_sm90.cuh". Empty for a family that it does not emit.
+std::string_view TemplateFileOf(const plan::KernelPlan& plan);
 
 }  // namespace tilewright::emit
 

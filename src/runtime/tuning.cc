@@ -16,7 +16,6 @@
 #include "compile/compile_pool.h"
 #include "spec/canonical.h"
 #include "tune/bucket.h"
-#include "tune/code_digest.h"
 #include "tune/device_bench.h"
 #include "tune/gpu_lock.h"
 #include "tune/shipped_records.h"
@@ -74,9 +73,8 @@ std::unique_ptr<tune::TuningDb> OpenTuningDb(const RuntimeOptions& options, cons
                                           logger);
 }
 
-tune::Match FindRecord(tune::TuningDb& db, const RuntimeOptions& options,
-                       const emit::TemplateBundle& bundle, const AttentionSpec& spec,
-                       const tune::Environment& environment,
+tune::Match FindRecord(tune::TuningDb& db, const RuntimeOptions& options, tune::CodeDigests& code,
+                       const AttentionSpec& spec, const tune::Environment& environment,
                        const std::vector<plan::KernelPlan>& candidates) {
   if (spec.batch_invariant || IsEmpty(spec) || candidates.empty()) return {};
   tune::Query query;
@@ -85,7 +83,7 @@ tune::Match FindRecord(tune::TuningDb& db, const RuntimeOptions& options,
   query.environment = environment;
   query.candidates = candidates;
   query.candidate_set = tune::CandidateSetDigest(candidates);
-  query.code = tune::CodeDigest(bundle, candidates.front().family);
+  query.code = code.Of(candidates);
   query.policy = PolicyText(options, /*hot=*/false);
   query.measured_here = options.tune_policy != TunePolicy::kOff && !MustNotBeMeasured(spec);
   return db.Find(query);
@@ -94,7 +92,7 @@ tune::Match FindRecord(tune::TuningDb& db, const RuntimeOptions& options,
 Tuning::Tuning(const RuntimeOptions& options, const emit::TemplateBundle* bundle,
                const Logger* logger, std::function<const device::DriverApi&()> api)
     : options_(options),
-      bundle_(bundle),
+      code_(bundle),
       logger_(logger),
       api_(std::move(api)),
       allocator_{options.device_allocate, options.device_release},
@@ -125,7 +123,7 @@ Tuning::Verdict Tuning::Judge(const device::DeviceManager::Current& where,
   Verdict verdict;
   const device::DeviceInfo& device = *where.device;
   verdict.match = FindRecord(
-      *db_, options_, *bundle_, spec,
+      *db_, options_, code_, spec,
       tune::MakeEnvironment(device.board, device.traits.target, device.driver_version), candidates);
   const bool of_bucket = verdict.match.quality >= tune::MatchQuality::kBucket;
   MutexLock lock(&mutex_);
@@ -187,7 +185,7 @@ absl::StatusOr<Tuning::Measured> Tuning::MeasureWithin(const Job& job, const Tun
   request.candidates = job.candidates;
   request.reference = job.reference;
   request.starter = job.starter;
-  request.code = tune::CodeDigest(*bundle_, job.candidates.front().family);
+  request.code = code_.Of(job.candidates);
   request.policy = PolicyText(options_, options.hot);
   request.max_candidates = options.max_candidates;
   request.deadline = deadline;

@@ -23,6 +23,7 @@
 #include "plan/planner.h"
 #include "tilewright/options.h"
 #include "tilewright/runtime.h"
+#include "tune/code_digest.h"
 #include "tune/tuner.h"
 #include "tune/tuning_db.h"
 
@@ -34,9 +35,8 @@ std::unique_ptr<tune::TuningDb> OpenTuningDb(const RuntimeOptions& options, cons
 // The policies of `options` on the records of one spec: which are asked, and for what. Shared with
 // the program's commands that plan without a runtime.
 //   `environment`  of the device, or of the board that is planned for
-tune::Match FindRecord(tune::TuningDb& db, const RuntimeOptions& options,
-                       const emit::TemplateBundle& bundle, const AttentionSpec& spec,
-                       const tune::Environment& environment,
+tune::Match FindRecord(tune::TuningDb& db, const RuntimeOptions& options, tune::CodeDigests& code,
+                       const AttentionSpec& spec, const tune::Environment& environment,
                        const std::vector<plan::KernelPlan>& candidates);
 
 // Thread-safe.
@@ -119,7 +119,7 @@ class Tuning {
   std::optional<tune::TuningRecord> AlreadyThere(const tune::TuneRequest& request);
 
   const RuntimeOptions& options_;
-  const emit::TemplateBundle* const bundle_;
+  tune::CodeDigests code_;
   const Logger* const logger_;
   const std::function<const device::DriverApi&()> api_;
   const device::DeviceAllocator allocator_;

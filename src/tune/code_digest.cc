@@ -1,15 +1,13 @@
 #include "tune/code_digest.h"
 
-#include <map>
-#include <set>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "base/labelled_hash.h"
-#include "base/text.h"
+#include "emit/emit_kernel.h"
 
 namespace tilewright::tune {
 namespace {
@@ -25,14 +23,11 @@ std::vector<std::string> Includes(const std::string& text) {
   return names;
 }
 
-}  // namespace
-
-std::string CodeDigest(const emit::TemplateBundle& bundle, plan::Family family) {
+std::string Digest(const emit::TemplateBundle& bundle, const std::set<std::string_view>& roots) {
   std::map<std::string, const std::string*> texts;
   for (const artifact::SourceFile& file : bundle.files) texts.emplace(file.name, &file.text);
   std::set<std::string> seen;
-  std::vector<std::string> open = {
-      absl::StrCat("family/", AbslView(plan::FamilyName(family)), ".cuh")};
+  std::vector<std::string> open(roots.begin(), roots.end());
   while (!open.empty()) {
     std::string name = std::move(open.back());
     open.pop_back();
@@ -43,6 +38,21 @@ std::string CodeDigest(const emit::TemplateBundle& bundle, plan::Family family) 
   LabelledHash hash;
   for (const std::string& name : seen) hash.Add("name", name).Add("text", *texts[name]);
   return hash.digest().ToHex().substr(0, kDigits);
+}
+
+}  // namespace
+
+std::string CodeDigests::Of(absl::Span<const plan::KernelPlan> candidates) {
+  std::set<std::string_view> roots;
+  for (const plan::KernelPlan& candidate : candidates) {
+    for (const plan::KernelPlan& kernel : candidate.Kernels()) {
+      roots.insert(emit::TemplateFileOf(kernel));
+    }
+  }
+  MutexLock lock(&mutex_);
+  std::string& digest = known_[roots];
+  if (digest.empty()) digest = Digest(*bundle_, roots);
+  return digest;
 }
 
 }  // namespace tilewright::tune

@@ -77,7 +77,7 @@ struct TuningRecord {
   Environment environment;
   std::string policy = "cold";  // state of the L2 cache: "cold" or "hot"
   std::string candidate_set;    // CandidateSetDigest
-  std::string code;             // digest of the templates of the default's family
+  std::string code;             // digest of the templates of all candidates
   std::string checked_against;  // family that results were compared with
 
   // Empty while a tuning is under way, or was killed: nothing to use, but what was found out about

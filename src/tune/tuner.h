@@ -48,7 +48,7 @@ struct TuneRequest {
   std::optional<plan::KernelPlan> reference;
   // Compiled with the default, in case that takes longer than the budget; never timed.
   std::optional<plan::KernelPlan> starter;
-  std::string code;  // CodeDigest of the default's family
+  std::string code;  // CodeDigests of the candidates
   std::string policy = "cold";
   int max_candidates = 0;  // 0: all
   TimePoint deadline = TimePoint::max();

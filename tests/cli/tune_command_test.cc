@@ -1,5 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pty.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -13,6 +15,8 @@
 #include "program_runner.h"
 #include "runtime/tuning.h"
 #include "spec/canonical.h"
+#include "tests/support/child_process.h"
+#include "tests/support/run_command.h"
 #include "tune/bucket.h"
 #include "tune/code_digest.h"
 
@@ -20,6 +24,7 @@ namespace tilewright::cli {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr char kSpec[] = "fwd bf16 b=2 h=8/8 s=1000/1000 d=64/64 causal";
 
@@ -36,7 +41,7 @@ tune::TuningRecord RecordForDefaultBoard(const std::string& text) {
   record.spec = record.timed = spec::ToText(spec);
   record.environment = tune::MakeEnvironment(board, "sm_90a", 13000);
   record.candidate_set = tune::CandidateSetDigest(candidates);
-  record.code = tune::CodeDigest(emit::EmbeddedTemplates(), candidates[0].family);
+  record.code = tune::CodeDigests(&emit::EmbeddedTemplates()).Of(candidates);
   record.checked_against = "attn_fwd_simple";
   record.default_plan = candidates[0].ToString();
   record.winner = candidates[2].ToString();
@@ -142,6 +147,97 @@ TEST_F(TuneCommandTest, ThePageIsMadeFromRecordsWithoutAGpu) {
   EXPECT_TRUE(cache::OpenRecord(ReadWhole(path("records/" + key + ".twt"))).ok());
   std::ofstream(path("empty.json")) << "{}";
   EXPECT_EQ(Invoke({"tune", "--from", path("empty.json"), "--report", path("x")}).exit_code, 2);
+}
+
+// ---- the program on the recording driver: kernels compute nothing and all take the same time ----
+
+class TuneProgramTest : public TuneCommandTest {
+ protected:
+  void SetUp() override {
+    std::ofstream(path("shapes.txt")) << "# what an application meets\n"
+                                      << kSmall << "\n\nfwd fp32 b=2 h=1/1 s=16/16 d=8/8\n";
+  }
+  std::string Command(const std::string& arguments) const {
+    return "TILEWRIGHT_FAMILY=attn_fwd_simple LD_LIBRARY_PATH='" TILEWRIGHT_RECORDING_LIBCUDA
+           "' '" TILEWRIGHT_PROGRAM "' tune --candidates 2 " +
+           arguments;
+  }
+  // Without the driver's lines about launches.
+  Json RunForJson(const std::string& arguments) const {
+    const auto [text, exit_code] = tilewright::testing::RunCommand(
+        Command(arguments + " --json") + " > '" + path("out") +
+        "'; status=$?; grep -v '^launch ' '" + path("out") + "'; exit $status");
+    EXPECT_EQ(exit_code, 0) << text;
+    return Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  }
+
+  static constexpr char kSmall[] = "fwd fp32 b=1 h=1/1 s=64/64 d=32/32";
+};
+
+TEST_F(TuneProgramTest, MeasuresTheSpecsOfAFileAndSaysWhatItFound) {
+  const Json json = RunForJson("--shapes '" + path("shapes.txt") + "' --records '" +
+                               path("records") + "' --report '" + path("page.html") + "'");
+  ASSERT_TRUE(json.is_object()) << json;
+  ExpectShape(json, "tune.txt");
+  ASSERT_EQ(json["specs"].size(), 2u);
+  const Json& first = json["specs"][0];
+  EXPECT_EQ(first["spec"], kSmall);
+  EXPECT_EQ(first["measured"], true);
+  EXPECT_EQ(first["winner"], first["default"]) << "all are equal";
+  const auto record = tune::ParseRecord(first["record"].dump());
+  ASSERT_TRUE(record.ok()) << record.status();
+  EXPECT_GE(record->candidates.size(), 2u);
+  EXPECT_EQ(record->candidates[1].outcome, tune::Outcome::kTimed);
+  // A file for each, and a page with both.
+  EXPECT_TRUE(cache::OpenRecord(ReadWhole(path("records/" + record->Key().ToHex() + ".twt"))).ok());
+  const std::string page = ReadWhole(path("page.html"));
+  EXPECT_THAT(page, HasSubstr(kSmall));
+  EXPECT_THAT(page, HasSubstr("s=16/16 d=8/8"));
+
+  // The store has the records now; --force measures all the same.
+  EXPECT_EQ(RunForJson(kSmall)["specs"][0]["measured"], false);
+  EXPECT_EQ(RunForJson(std::string(kSmall) + " --force")["specs"][0]["measured"], true);
+  // And `explain` finds them.
+  const ScopedVariable family("TILEWRIGHT_FAMILY", "attn_fwd_simple");
+  EXPECT_THAT(Invoke({"explain", kSmall}).out, HasSubstr("tuned     "));
+}
+
+TEST_F(TuneProgramTest, DrawsABarOnATerminal) {
+  int terminal = -1;
+  const pid_t child = forkpty(&terminal, nullptr, nullptr, nullptr);
+  if (child == 0) {
+    const std::string command = Command(std::string("'") + kSmall + "'");
+    execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+    _exit(127);
+  }
+  ASSERT_GT(child, 0);
+  std::string shown;
+  char buffer[4096];
+  // Reading from a terminal whose other end is closed is an error, not an end.
+  for (ssize_t got; (got = read(terminal, buffer, sizeof(buffer))) > 0;) shown.append(buffer, got);
+  close(terminal);
+  EXPECT_EQ(tilewright::testing::WaitForChild(child), 0) << shown;
+  EXPECT_THAT(shown, HasSubstr("\r\x1b[K[1/1] "));
+  EXPECT_THAT(shown, HasSubstr("2/2 candidates, "));
+  EXPECT_THAT(shown, HasSubstr("s left"));
+  EXPECT_THAT(shown, HasSubstr("best attn_fwd_simple"));
+  EXPECT_THAT(shown, HasSubstr("ms, the default"));
+}
+
+TEST_F(TuneProgramTest, WhereNoTerminalIsNothingIsDrawn) {
+  const auto [text, exit_code] = tilewright::testing::RunCommand(
+      Command(std::string("'") + kSmall + "' 'bwd fp32 b=1 h=1/1 s=8/8 d=8/8' 2>&1"));
+  EXPECT_EQ(exit_code, kExitProblem) << text;
+  EXPECT_THAT(text, Not(HasSubstr("\x1b")));
+  EXPECT_THAT(text, HasSubstr("ms, the default"));
+  EXPECT_THAT(text, HasSubstr("tilewright tune: ")) << "the family serves no backward";
+}
+
+TEST_F(TuneProgramTest, ABudgetThatIsTooShortIsSaid) {
+  const auto [text, exit_code] =
+      tilewright::testing::RunCommand(Command(std::string("'") + kSmall + "' --budget 1 2>&1"));
+  EXPECT_EQ(exit_code, kExitProblem) << text;
+  EXPECT_THAT(text, HasSubstr("the budget ended"));
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "cli/accuracy.h"
 #include "cli/random_problem.h"
+#include "plan/kernel_plan.h"
 #include "tests/gpu/gpu_environment.h"
 #include "tests/gpu/more_driver.h"
 
@@ -31,10 +32,10 @@ AttentionSpec Spec() {
 }
 
 // Prepares, runs and checks in the thread's current context.
-absl::Status RunAndCheckHere(Runtime& runtime) {
+absl::Status RunAndCheckHere(Runtime& runtime, const AttentionSpec& spec) {
   auto stream = device::OwnedStream::Create(GpuEnvironment::Get().api());
   if (!stream.ok()) return stream.status();
-  auto problem = cli::MakeRandomProblem(Spec());
+  auto problem = cli::MakeRandomProblem(spec);
   if (!problem.ok()) return problem.status();
   if (absl::Status run = RunOnDevice(runtime, *problem, stream->get()); !run.ok()) return run;
   const auto rows = reference::AllRows(problem->spec(), problem->args());
@@ -44,11 +45,11 @@ absl::Status RunAndCheckHere(Runtime& runtime) {
 }
 
 // The same with the primary context made current.
-absl::Status RunAndCheck(Runtime& runtime) {
+absl::Status RunAndCheck(Runtime& runtime, const AttentionSpec& spec = Spec()) {
   GpuEnvironment& gpu = GpuEnvironment::Get();
   auto context = device::ScopedContext::Push(gpu.api(), gpu.context());
   if (!context.ok()) return context.status();
-  return RunAndCheckHere(runtime);
+  return RunAndCheckHere(runtime, spec);
 }
 
 int Complain(const absl::Status& status) {
@@ -135,7 +136,7 @@ int ContextsAtOneAddress(const std::string& cache_dir) {
   for (int n = 0; n < 5; ++n) {
     CUcontext context = nullptr;
     if (MoreDriver::Get().create_context(&context, 0, 0) != CUDA_SUCCESS) return 1;
-    const int status = Complain(RunAndCheckHere(*runtime));
+    const int status = Complain(RunAndCheckHere(*runtime, Spec()));
     if (MoreDriver::Get().destroy_context(context) != CUDA_SUCCESS) return 1;
     if (status != 0) return status;
   }
@@ -159,6 +160,30 @@ int WarmStart(const std::string& cache_dir) {
     return 1;
   }
   return 0;
+}
+
+// A kernel's fault is the end of CUDA in the whole process, and of this scenario.
+int FaultWhileTuning(const std::string& cache_dir) {
+  const GpuEnvironment& gpu = GpuEnvironment::Get();
+  auto context = device::ScopedContext::Push(gpu.api(), gpu.context());
+  if (!context.ok()) return Complain(context.status());
+  auto runtime = Runtime::Create(FaultOptions(cache_dir));
+  if (!runtime.ok()) return Complain(runtime.status());
+  const auto result = (*runtime)->Tune(FaultSpec());
+  std::printf("%s\n", result.status().ToString().c_str());
+  std::fflush(stdout);
+  // What destructors do with a context that is no more is for the driver to say.
+  _exit(absl::IsAborted(result.status()) ? 0 : 1);
+}
+
+int TuneAfterAFault(const std::string& cache_dir) {
+  RuntimeOptions options = FaultOptions(cache_dir);
+  options.tune_policy = TunePolicy::kFirstRun;
+  auto runtime = Runtime::Create(options);
+  if (!runtime.ok()) return Complain(runtime.status());
+  if (const int status = Complain(RunAndCheck(**runtime, FaultSpec())); status != 0) return status;
+  if ((*runtime)->counters().tunes == 1) return 0;
+  return Complain(absl::InternalError("it was not tuned"));
 }
 
 struct Scenario {
@@ -185,10 +210,30 @@ std::vector<std::string> ExitScenarios() {
   return names;
 }
 
+AttentionSpec FaultSpec() {
+  AttentionSpec spec = Spec();
+  spec.dim_qk = spec.dim_v = 64;
+  return spec;
+}
+
+std::string FaultStore(const std::string& cache_dir) { return cache_dir + "/store"; }
+std::string FaultTemplates(const std::string& cache_dir) { return cache_dir + "/templates"; }
+
+RuntimeOptions FaultOptions(const std::string& cache_dir) {
+  RuntimeOptions options = OptionsFor(FaultStore(cache_dir));
+  options.template_dir = FaultTemplates(cache_dir);
+  options.family = std::string(plan::FamilyName(plan::Family::kFwdSm80));
+  options.tune_candidates = 4;
+  options.tune_budget_ms = 20'000;
+  return options;
+}
+
 int RunScenario(const std::string& name, const std::string& cache_dir) {
   const GpuEnvironment& gpu = GpuEnvironment::Get();
   if (!gpu.missing().empty()) return Complain(absl::UnavailableError(gpu.missing()));
   if (name == "warm_start") return WarmStart(cache_dir);
+  if (name == "fault_while_tuning") return FaultWhileTuning(cache_dir);
+  if (name == "tune_after_a_fault") return TuneAfterAFault(cache_dir);
   for (const Scenario& scenario : kExits) {
     if (name == scenario.name) return scenario.run(cache_dir);
   }

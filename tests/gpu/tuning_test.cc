@@ -1,19 +1,30 @@
 // Tuning on a real device: within its budget, right, with its hands off the caller's memory and
 // captures. The device must not be another's meanwhile: budgets are kept and free memory is looked
 // at (bench/gpu_suite.py runs suites named ...AloneTest after all others).
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "cache/record_files.h"
 #include "cli/device_problem.h"
+#include "emit/emit_kernel.h"
+#include "emit/template_bundle.h"
 #include "gpu_environment.h"
 #include "more_driver.h"
+#include "plan/planner.h"
+#include "scenarios.h"
 #include "spec/canonical.h"
 #include "tune/record.h"
 
@@ -22,6 +33,7 @@ namespace {
 
 using std::chrono::duration;
 using std::chrono::steady_clock;
+using ::testing::HasSubstr;
 
 constexpr char kSpec[] = "fwd bf16 b=2 h=8/4 s=700/700 d=80/80 causal lse";
 
@@ -200,6 +212,99 @@ TEST_F(TuningAloneTest, ABackgroundTuningBesideACaptureSwapsAndLeavesItValid) {
   EXPECT_EQ((*runtime)->counters().tunes, 1);
   ASSERT_TRUE(graph->Launch(stream()).ok());
   ASSERT_EQ(gpu().api().cuStreamSynchronize(stream()), CUDA_SUCCESS);
+}
+
+// Writes the templates into `directory`, with `statement` at the beginning of the kernel of one of
+// the plans that FaultOptions try first for FaultSpec, which is returned. It has another tile than
+// the default, so that the code of the two can be told apart.
+absl::StatusOr<plan::KernelPlan> Plant(const std::string& directory, const std::string& statement) {
+  const device::DeviceInfo& device = GpuEnvironment::Get().device();
+  const AttentionSpec spec = spec::Canonicalise(FaultSpec());
+  plan::PlanRequest request = {spec, device.traits, device.board};
+  request.family = plan::Family::kFwdSm80;
+  const auto decision = plan::Best(request);
+  if (!decision.ok()) return decision.status();
+  std::vector<plan::KernelPlan> candidates = plan::Candidates(request, *decision);
+  candidates.resize(3);
+  const auto planted =
+      std::find_if(candidates.begin() + 1, candidates.end(), [&](const plan::KernelPlan& one) {
+        return one.after.empty() && one.block_n != candidates.front().block_n;
+      });
+  if (planted == candidates.end()) return absl::NotFoundError("all have the same tile");
+  const std::string head = "void Run(const Params& params) {\n";
+  size_t places = 0;
+  for (const artifact::SourceFile& file : emit::EmbeddedTemplates().files) {
+    std::string text = file.text;
+    const size_t at =
+        file.name == emit::TemplateFileOf(*planted) ? text.find(head) : std::string::npos;
+    if (at != std::string::npos) {
+      text.insert(at + head.size(),
+                  absl::StrCat("  if constexpr (Config::kBlockM == ", planted->block_m,
+                               " && Config::kBlockN == ", planted->block_n,
+                               " && Config::kWarps == ", planted->warps, " && Config::kStages == ",
+                               planted->stages, ") {\n    ", statement, "\n  }\n"));
+      ++places;
+    }
+    const std::filesystem::path path = std::filesystem::path(directory) / file.name;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text;
+  }
+  if (places != 1) return absl::NotFoundError("the family's kernel has another head by now");
+  return *planted;
+}
+
+tune::Outcome OutcomeIn(const tune::TuningRecord& record, const plan::KernelPlan& plan) {
+  for (const tune::CandidateResult& one : record.candidates) {
+    if (one.plan == plan.ToString()) return one.outcome;
+  }
+  return tune::Outcome::kUntried;
+}
+
+TEST_F(TuningAloneTest, ACandidateThatDoesNothingIsTheQuickestAndDoesNotWin) {
+  const auto planted = Plant(FaultTemplates(directory_.path()), "return;");
+  ASSERT_TRUE(planted.ok()) << planted.status();
+  auto runtime = Runtime::Create(FaultOptions(directory_.path()));
+  ASSERT_TRUE(runtime.ok()) << runtime.status();
+  const auto result = (*runtime)->Tune(FaultSpec());
+  ASSERT_TRUE(result.ok()) << result.status();
+  const auto record = tune::ParseRecord(result->record);
+  ASSERT_TRUE(record.ok()) << record.status();
+  EXPECT_EQ(OutcomeIn(*record, *planted), tune::Outcome::kWrong);
+  EXPECT_NE(record->winner, planted->ToString());
+}
+
+TEST_F(TuningAloneTest, ACandidateThatFaultsIsWrittenDownAndLeftAloneByTheNextProcess) {
+  const std::string& directory = directory_.path();
+  const auto planted =
+      Plant(FaultTemplates(directory), "*reinterpret_cast<volatile int*>(64ll) = 1;");
+  ASSERT_TRUE(planted.ok()) << planted.status();
+
+  const ChildResult faulted = RunChild("fault_while_tuning", directory);
+  EXPECT_EQ(faulted.status, 0) << faulted.output;
+  EXPECT_THAT(faulted.output, HasSubstr(planted->ToString() + " took the device's context down"));
+  const auto record_there = [&](bool finished) -> std::optional<tune::TuningRecord> {
+    const cache::RecordFiles files({.directory = FaultStore(directory)});
+    for (const auto& key : files.List()) {
+      const auto text = files.Read(key);
+      const auto record = text.ok() ? tune::ParseRecord(*text) : text.status();
+      if (record.ok() && record->winner.empty() != finished) return *record;
+    }
+    return std::nullopt;
+  };
+  const auto left = record_there(/*finished=*/false);
+  ASSERT_TRUE(left.has_value());
+  EXPECT_EQ(OutcomeIn(*left, *planted), tune::Outcome::kFailed);
+
+  const ChildResult next = RunChild("tune_after_a_fault", directory);
+  EXPECT_EQ(next.status, 0) << next.output;
+  const auto record = record_there(/*finished=*/true);
+  ASSERT_TRUE(record.has_value());
+  EXPECT_EQ(OutcomeIn(*record, *planted), tune::Outcome::kFailed)
+      << "as the first one has found out";
+  EXPECT_NE(record->winner, planted->ToString());
+  EXPECT_GT(std::count_if(record->candidates.begin(), record->candidates.end(),
+                          [](const tune::CandidateResult& one) { return one.samples > 0; }),
+            1);
 }
 
 }  // namespace

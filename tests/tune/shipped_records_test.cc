@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,17 @@ std::vector<TuningRecord> Records() {
     records.push_back(*std::move(record));
   }
   return records;
+}
+
+// The specs that shipped records are made of.
+std::vector<std::string> ShapesToRecord() {
+  std::ifstream file(TILEWRIGHT_SOURCE_DIR "/bench/tuner_shapes.txt");
+  std::vector<std::string> specs;
+  for (std::string line; std::getline(file, line);) {
+    if (!line.empty() && line[0] != '#') specs.push_back(line);
+  }
+  EXPECT_FALSE(specs.empty());
+  return specs;
 }
 
 // The board that the record was measured on, as far as planning looks at it.
@@ -80,6 +92,7 @@ TEST(ShippedRecordsTest, AreFinishedAndChecked) {
 TEST(ShippedRecordsTest, AreOfTheKernelsAndCandidatesOfToday) {
   std::vector<std::string> stale;
   const std::vector<TuningRecord> records = Records();
+  CodeDigests code(&emit::EmbeddedTemplates());
   for (const TuningRecord& record : records) {
     const std::vector<plan::KernelPlan> candidates = CandidatesOf(record);
     ASSERT_FALSE(candidates.empty());
@@ -92,14 +105,21 @@ TEST(ShippedRecordsTest, AreOfTheKernelsAndCandidatesOfToday) {
     if (record.candidate_set != CandidateSetDigest(candidates)) {
       why.emplace_back("the candidates have changed");
     }
-    if (record.code != CodeDigest(emit::EmbeddedTemplates(), candidates.front().family)) {
-      why.emplace_back("the kernel has changed");
+    if (record.code != code.Of(candidates)) {
+      why.emplace_back("the kernels have changed");
     }
     if (!why.empty()) stale.push_back(record.spec + ": " + absl::StrJoin(why, ", "));
   }
+  for (const std::string& text : ShapesToRecord()) {
+    const AttentionSpec spec = spec::Canonicalise(*spec::ParseSpec(text));
+    const bool there = std::any_of(records.begin(), records.end(), [&](const TuningRecord& record) {
+      return record.bucket == BucketOf(spec);
+    });
+    if (!there) stale.push_back(text + ": has no record");
+  }
   if (!stale.empty()) {
-    GTEST_SKIP() << "STALE: " << stale.size() << " of " << records.size() << " shipped records; "
-                 << kRenew << "\n"
+    GTEST_SKIP() << "STALE or missing: " << stale.size() << ", and there are " << records.size()
+                 << " shipped records; " << kRenew << "\n"
                  << absl::StrJoin(stale, "\n");
   }
 }
