@@ -168,6 +168,10 @@ struct Tile {
   bool shares = false;  // both warpgroups have the same 64 rows and half of O's columns each
 };
 
+int RowsOf(const Tile& tile) {
+  return (tile.shares ? tile.consumers / kSharers : tile.consumers) * kWarpgroupRows;
+}
+
 bool HasEqualTiles(const AttentionSpec& spec) {
   return spec::EffectiveWindowRight(spec) < 0 && spec.window_left < 0;
 }
@@ -233,6 +237,24 @@ absl::Span<const Tile> TilesFor(const PlanRequest& request) {
   return k256;
 }
 
+// TilesFor, those behind that pad a sequence's queries to far more rows than another one does: 256
+// for 32 queries, or 512 for 257.
+std::vector<Tile> TilesByWaste(const PlanRequest& request) {
+  const absl::Span<const Tile> listed = TilesFor(request);
+  std::vector<Tile> tiles(listed.begin(), listed.end());
+  if (request.spec.varlen || tiles.empty()) return tiles;
+  constexpr double kFarMore = 1.25;
+  const auto padded = [&](const Tile& tile) {
+    return RoundUp(std::max<int64_t>(request.spec.seqlen_q, 1), RowsOf(tile));
+  };
+  int64_t least = padded(tiles.front());
+  for (const Tile& tile : tiles) least = std::min(least, padded(tile));
+  std::stable_partition(tiles.begin(), tiles.end(), [&](const Tile& tile) {
+    return static_cast<double>(padded(tile)) <= kFarMore * static_cast<double>(least);
+  });
+  return tiles;
+}
+
 // What else a plan of a tile leaves open.
 struct Variant {
   bool persistent;  // as many clusters as fit the board, each with a series of tiles
@@ -268,7 +290,7 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
   plan.target = std::string(request.traits.target);
   plan.consumers = tile.consumers;
   plan.column_warps = tile.shares ? kSharers : 1;
-  plan.block_m = tile.consumers / plan.column_warps * kWarpgroupRows;
+  plan.block_m = RowsOf(tile);
   plan.block_n = tile.block_n;
   plan.warps = 4 * (tile.consumers + 1);
   plan.rows_per_warp = 16;
@@ -382,7 +404,7 @@ FamilyAnswer PlanFwdSm90(const PlanRequest& request) {
   };
   // The other variants of the two best tiles come behind these.
   int extended = 0;
-  for (const Tile& tile : TilesFor(request)) {
+  for (const Tile& tile : TilesByWaste(request)) {
     if (!add(tile, variants[0]) || ++extended > 2) continue;
     // Parts are equal shares: there is no other way to share them out.
     if (answer.plans.back().split) continue;

@@ -87,6 +87,22 @@ TEST(FwdSm90PlannerTest, TilesOfOneLengthAreWalkedByAsManyBlocksAsTheBoardHasSms
               Contains(Field(&KernelPlan::max_grid, 0)));
 }
 
+TEST(FwdSm90PlannerTest, TilesThatAreMostlyEmptyComeLast) {
+  const auto rows = [](const char* text) {
+    std::vector<int> all;
+    for (const KernelPlan& plan : Plan(text).plans) all.push_back(plan.block_m);
+    return all;
+  };
+  EXPECT_EQ(rows("fwd fp16 b=32 h=12 s=32/257 d=64").front(), 128);
+  EXPECT_EQ(rows("fwd bf16 b=8 h=16/4 s=64/4964 d=96").front(), 128);
+  EXPECT_EQ(rows("fwd bf16 b=128 h=13 s=257 d=64").front(), 192) << "384 rows, not 512";
+  EXPECT_THAT(rows("fwd bf16 b=128 h=13 s=257 d=64"), Contains(256)) << "for the tuner";
+  EXPECT_EQ(rows("fwd bf16 b=128 h=13 s=197 d=64").front(), 256) << "one tile, not two";
+  EXPECT_EQ(rows("fwd bf16 b=8 h=16 s=4096 d=64").front(), 256);
+  EXPECT_EQ(rows("fwd bf16 b=128 h=13 s=257 d=64 layout=thd varlen").front(), 256)
+      << "257 is the longest of many";
+}
+
 TEST(FwdSm90PlannerTest, OptimismNeedsBf16AndFiniteScores) {
   EXPECT_TRUE(Plan("fwd bf16 b=2 h=8 s=512 d=128").plans.front().optimistic);
   EXPECT_FALSE(Plan("fwd fp16 b=2 h=8 s=512 d=128").plans.front().optimistic);
