@@ -73,6 +73,7 @@
 #include "core/online_softmax.cuh"
 #include "core/problem.cuh"
 #include "core/warp_reduce.cuh"
+#include "policy/bias_fragment.cuh"
 #include "policy/dropout.cuh"
 #include "policy/kv_rows.cuh"
 #include "policy/lse.cuh"
@@ -151,6 +152,8 @@ struct Shape {
   static constexpr int kOwnColumns =
       kSharers == 1 ? Config::kHeadDimV : kOwnPanelsV * kPanelColumns;  // of O
   static constexpr int kScores = kOwnKeys / 2;                          // a thread's
+  static constexpr int kQueryWords =
+      Config::kQInRegisters ? RoundUp(Config::kHeadDimQk, 16) / 16 * 4 : 1;
   static constexpr int kOutputs = kOwnColumns / 2;
   static constexpr int kWeightWords = kScores * sizeof(Element) / 4;  // of packed weights
   static constexpr int kPanelsWeights = RoundUp(Config::kBlockN, kPanelColumns) / kPanelColumns;
@@ -745,11 +748,19 @@ template <class Config, class Params>
 struct Consumer {
   using S = Shape<Config>;
   using Element = typename Config::Element;
+  // The first two bias terms, by fragments, and the scores behind them.
+  using Bias = FirstBias<typename Config::Score>;
+  using SecondBias = FirstBias<typename Bias::Rest>;
+  using RestOfScore = typename SecondBias::Rest;
   // Without a chain of scores the scale is folded into the exponent, as the unit of a pointwise one
   // is.
   static constexpr bool kPlainScores = Config::Score::kIdentity;
   static constexpr bool kPointwise = Config::Score::kIsPointwise;
+  // Only intervals of keys are walked block by block.
+  static constexpr bool kLoadsAhead = Config::Mask::kIsInterval;
   static constexpr bool kOverQ = !Config::kOwnO && !Config::kOverV;
+  // Who gives Q back when its last product has been made: with its own copy that is no product.
+  static constexpr bool kReadsQ = !Config::kQInRegisters;
   static constexpr bool kNeedsLse = !kIsSame<typename Config::Lse, LseNone> || Config::kSplit;
   static constexpr bool kShares = Config::kSharers > 1;
   static constexpr bool kDrops = !Config::Dropout::kIdentity;
@@ -776,8 +787,12 @@ struct Consumer {
   int weights = 0;  // where the next ones go, if they are shared
 
   // Of the tile at hand. Layouts as in ptx/wgmma.cuh; [2]: rows r and r + 8.
+  u32 q[S::kQueryWords];  // with kQInRegisters
   float o[S::kSums];
   u32 p[S::kWeightWords];
+  // Of the block at hand, or of the next one.
+  typename Bias::template Fragment<S::kOwnKeys> bias;
+  typename SecondBias::template Fragment<S::kOwnKeys> second_bias;
   u32 kept[2];         // with kDrops: bits 2j and 2j + 1 of the weights at columns 8j
   float reference[2];  // log2
   // Sums of weights, of this thread's columns only, until the end.
@@ -844,10 +859,32 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void IssueScores(float (&s)[S::kScores]) const {
+    const u64 k_tile = k_tiles + static_cast<u64>(k_ring.stage * (sizeof(shared.k[0]) >> 4));
     ptx::wgmma_fence();
-    Config::Wgmma::Scores(s, q_tile,
-                          k_tiles + static_cast<u64>(k_ring.stage * (sizeof(shared.k[0]) >> 4)));
+    if constexpr (Config::kQInRegisters) {
+      Config::Wgmma::Scores(s, q, k_tile);
+    } else {
+      Config::Wgmma::Scores(s, q_tile, k_tile);
+    }
     ptx::wgmma_commit_group();
+  }
+
+  // The rows of Q, once it is there, as the operand of products; where it lay it is needed no more.
+  __device__ __forceinline__ void ReadQueries() {
+    if constexpr (Config::kQInRegisters) {
+      const int row = rows_of * kWarpgroupRows + thread / 32 * 16 + lane() % 16;
+#pragma unroll
+      for (int step = 0; step < S::kQueryWords / 4; ++step) {
+        const int chunk = 2 * step + lane() / 16;
+        const u16* const address = &shared.q[chunk / 8][row][(chunk % 8 ^ row % 8) * 8];
+        u32 matrices[4];
+        ptx::ldmatrix_x4(matrices, ptx::SharedAddress(address));
+#pragma unroll
+        for (int n = 0; n < 4; ++n) q[4 * step + n] = matrices[n];
+      }
+      __syncwarp();
+      if constexpr (!kOverQ) ReleaseHere(shared.q_empty);
+    }
   }
 
   // Adds up packed weights. Where they stay what they are: once their products have been issued,
@@ -875,6 +912,19 @@ struct Consumer {
       Config::Wgmma::Values(o, p, v_tile);
     }
     ptx::wgmma_commit_group();
+  }
+
+  // The bias terms of a block's scores, if the chain begins with some.
+  __device__ __forceinline__ void FindBias(const Problem& problem, i64 q_begin) {
+    const i64 last = problem.seqlen_q - 1;
+    const i64 rows[2] = {Min(q_begin + Row(0), last), Min(q_begin + Row(1), last)};
+    if constexpr (Bias::kExists) bias.SetRows(problem, rows, params);
+    if constexpr (SecondBias::kExists) second_bias.SetRows(problem, rows, params);
+  }
+  __device__ __forceinline__ void LoadBias(const Problem& problem, int block) {
+    const i64 first_key = i64{block} * Config::kBlockN + share * S::kOwnKeys + lane() % 4 * 2;
+    if constexpr (Bias::kExists) bias.Load(first_key, problem.seqlen_kv);
+    if constexpr (SecondBias::kExists) second_bias.Load(first_key, problem.seqlen_kv);
   }
 
   // Draws what dropout keeps of this thread's weights, while products run. Random words come for
@@ -990,25 +1040,42 @@ struct Consumer {
     if constexpr (!kMasked && kPlainScores) return;
     if constexpr (kPointwise) {
       Config::Score::ApplyToAll(s, Scale(params) * scale_of_scores, params);
+    } else if constexpr (Bias::kExists) {
+#pragma unroll
+      for (int n = 0; n < S::kScores; ++n) {
+        s[n] = fmaf(s[n], Scale(params) * scale_of_scores, bias.At(n));
+        if constexpr (SecondBias::kExists) s[n] += second_bias.At(n);
+      }
     } else if constexpr (!kPlainScores) {
 #pragma unroll
       for (int n = 0; n < S::kScores; ++n) s[n] *= Scale(params) * scale_of_scores;
     }
-    if constexpr (!kMasked && kPointwise) return;
+    using Rest = RestOfScore;
+    if constexpr (!kMasked && (kPointwise || Rest::kIdentity)) return;
     const i64 kv_begin = i64{block} * Config::kBlockN + share * S::kOwnKeys;
     const int first_column = lane() % 4 * 2;
+    // The rows' keys as columns of the block, counted from this thread's first.
+    int begin[2] = {0, 0}, end[2] = {S::kOwnKeys, S::kOwnKeys};
+    if constexpr (kMasked) {
+      bool cuts = false;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const i64 i = Min(q_begin + Row(r), problem.seqlen_q - 1);
+        const KeyInterval keys = Config::Mask::RowKeys(problem, i, params);
+        const auto first = static_cast<int>(Max(0, Min(keys.begin - kv_begin, S::kOwnKeys)));
+        const auto last = static_cast<int>(Max(0, Min(keys.end - kv_begin, S::kOwnKeys)));
+        cuts = cuts || (Config::Mask::kCutsLeft && first > 0) || last < S::kOwnKeys;
+        begin[r] = first - first_column;
+        end[r] = last - first_column;
+      }
+      if constexpr (Config::Mask::kIsInterval && (Rest::kIdentity || kPointwise)) {
+        if (!__any_sync(kAllLanes, cuts)) return;
+      }
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const i64 i = Min(q_begin + Row(r), problem.seqlen_q - 1);
-      const typename Config::Score::template Row<Params> row(problem, i, kv_begin + first_column,
-                                                             params);
-      // The row's keys as columns of the block, counted from this thread's first.
-      int begin = 0, end = S::kOwnKeys;
-      if constexpr (kMasked) {
-        const KeyInterval keys = Config::Mask::RowKeys(problem, i, params);
-        begin = static_cast<int>(Max(0, Min(keys.begin - kv_begin, S::kOwnKeys))) - first_column;
-        end = static_cast<int>(Max(0, Min(keys.end - kv_begin, S::kOwnKeys))) - first_column;
-      }
+      const typename Rest::template Row<Params> row(problem, i, kv_begin + first_column, params);
 #pragma unroll
       for (int n = 0; n < S::kOwnKeys / 8; ++n) {
 #pragma unroll
@@ -1017,14 +1084,14 @@ struct Consumer {
           float& score = s[4 * n + 2 * r + c];
           bool keep = true;
           if constexpr (kMasked) {
-            keep = column < end;
-            if constexpr (Config::Mask::kCutsLeft) keep = keep && column >= begin;
+            keep = column < end[r];
+            if constexpr (Config::Mask::kCutsLeft) keep = keep && column >= begin[r];
             if constexpr (!Config::Mask::kIsInterval) {
               keep =
                   keep && Config::Mask::Keep(problem, i, kv_begin + first_column + column, params);
             }
           }
-          if constexpr (kPlainScores || kPointwise) {
+          if constexpr (Rest::kIdentity || kPointwise) {
             score = keep ? score : -Infinity();
           } else {
             score = keep ? row.Apply(score, column) : -Infinity();
@@ -1203,6 +1270,7 @@ struct Consumer {
       SumIssued();
     }
     DrawKept(problem, q_begin, block);
+    if constexpr (kFirst || !kLoadsAhead) LoadBias(problem, block);
     ptx::wgmma_wait_group<kFirst ? 0 : 1>();
     ptx::AccumulatorsReady(s);
     const u32 missing = MissingPieces();
@@ -1210,6 +1278,8 @@ struct Consumer {
     k_ring.Advance();
     ApplyPolicies<kMasked>(s, problem, q_begin, block);
     MaskMissing(s, missing);
+    // There are no keys below 0, and nobody will use those of block 0 once more.
+    if constexpr (kLoadsAhead) LoadBias(problem, max(block - 1, 0));
     constexpr bool kExact = !Config::kOptimistic || kMasked || kFirst;
     float factor[2] = {1, 1};
     bool rescale = false;
@@ -1321,7 +1391,7 @@ struct Consumer {
         Step<true, false>(problem, q_begin, block);
       }
     }
-    if constexpr (!kOverQ) ReleaseHere(shared.q_empty);
+    if constexpr (!kOverQ && kReadsQ) ReleaseHere(shared.q_empty);
     LastValues();
     if constexpr (Config::Mask::kCutsLeft) {
 #pragma unroll 1
@@ -1365,6 +1435,7 @@ struct Consumer {
       const u32 missing = MissingPieces();
       IssueScores(s);
       DrawKept(problem, q_begin, block);
+      LoadBias(problem, block);
       ptx::wgmma_wait_group<0>();
       ptx::AccumulatorsReady(s);
       Release(shared.k_empty[k_ring.stage]);
@@ -1385,7 +1456,7 @@ struct Consumer {
       Release(shared.v_empty[v_ring.stage]);
       v_ring.Advance();
     }
-    if constexpr (!kOverQ) ReleaseHere(shared.q_empty);
+    if constexpr (!kOverQ && kReadsQ) ReleaseHere(shared.q_empty);
   }
 
   // Marks tile `count` of the block's series, in all blocks of the cluster, for AttendAgain.
@@ -1602,13 +1673,15 @@ struct Consumer {
                           for (int n = 0; n < S::kSums; ++n) o[n] = 0;
                           Wait(shared.q_full, q_parity);
                           q_parity ^= 1;
+                          ReadQueries();
+                          FindBias(problem, q_begin);
                           if (!no_keys) {
                             if constexpr (kAgain) {
                               AttendAgain(walk, problem, q_begin, exactly);
                             } else {
                               Attend(walk, problem, q_begin, exactly);
                             }
-                          } else if constexpr (!kOverQ) {
+                          } else if constexpr (!kOverQ && kReadsQ) {
                             ReleaseHere(shared.q_empty);
                           }
                           const auto mark = [&](bool suspicious) {

@@ -91,7 +91,8 @@ std::string PlanName(const KernelPlan& plan) {
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "s", plan.stages, "x", plan.cluster,
                           plan.blocks > 1 ? absl::StrCat("b", plan.blocks) : "",
                           plan.optimistic ? "opt" : "", plan.ones ? "ones" : "",
-                          plan.ping_pong ? "pp" : "", plan.own_o ? "o" : "", plan.over_v ? "v" : "",
+                          plan.ping_pong ? "pp" : "", plan.q_in_registers ? "q" : "",
+                          plan.own_o ? "o" : "", plan.over_v ? "v" : "",
                           plan.column_warps > 1 ? "shared" : "", plan.split ? "split" : "");
     case Family::kFwdSm80:
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "s", plan.stages,
@@ -422,6 +423,7 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
           .Bool("kOptimistic", plan.optimistic)
           .Bool("kOnes", plan.ones)
           .Bool("kPingPong", plan.ping_pong)
+          .Bool("kQInRegisters", plan.q_in_registers)
           .Bool("kOwnO", plan.own_o)
           .Bool("kOverV", plan.over_v)
           .Bool("kSplit", plan.split)

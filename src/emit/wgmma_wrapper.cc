@@ -178,7 +178,8 @@ std::vector<Product> ForwardProducts(const AttentionSpec& spec, const plan::Kern
            .comment = "d = q k^T",
            .n = plan.block_n / sharers,
            .steps = StepsOf(spec.dim_qk, type),
-           .a = {"q", Operand::kAlongColumns, plan.block_m},
+           .a = plan.q_in_registers ? Operand{"q", Operand::kRegisters}
+                                    : Operand{"q", Operand::kAlongColumns, plan.block_m},
            .b = {"k", Operand::kAlongColumns, plan.block_n},
            .accumulates = false},
           {.name = "Values",

@@ -66,6 +66,27 @@ std::string RefuseE4m3(const AttentionSpec& spec, AttentionSpec* nearest) {
   return "";
 }
 
+// Bias terms that lanes load by pairs of elements, a block ahead (policy/bias_fragment.cuh), and
+// nothing else beside them that is looked up.
+bool HasBiasFragments(const AttentionSpec& spec) {
+  constexpr size_t kMost = 2;
+  return !spec.bias.empty() && spec.bias.size() <= kMost &&
+         std::all_of(spec.bias.begin(), spec.bias.end(),
+                     [](const BiasTerm& term) {
+                       const int64_t bytes = spec::ElementBytes(term.type);
+                       return term.type != ElementType::kBool && (bytes == 2 || bytes == 4);
+                     }) &&
+         spec.score_snippet.empty() && spec.mask_snippet.empty() && spec.block_mask_q == 0;
+}
+
+// Registers of a thread for the terms' elements of a block.
+int64_t BiasRegisters(const AttentionSpec& spec, int64_t block_n) {
+  int64_t registers = 0;
+  for (const BiasTerm& term : spec.bias)
+    registers += block_n / 2 * spec::ElementBytes(term.type) / 4;
+  return registers;
+}
+
 FamilyAnswer Refuse(const PlanRequest& request) {
   const AttentionSpec& spec = request.spec;
   FamilyAnswer answer;
@@ -115,12 +136,17 @@ FamilyAnswer Refuse(const PlanRequest& request) {
              !std::all_of(spec.strides->begin(), spec.strides->end(), StridesFitBulkCopies)) {
     answer.refusal = "strides: rows must start on multiples of 16 bytes";
     nearest.strides.reset();
-  } else if (!request.family.has_value() && !spec.bias.empty()) {
-    // On one H200 (2026-11-30): bias at d128 S 2048 42 against 160 TFLOP/s, a key mask at d64 S 512
-    // 23 against 167, both at d32 S 384 6 against 82.
+  } else if (!request.family.has_value() && !spec.bias.empty() && !HasBiasFragments(spec)) {
+    // On one H200 (2026-11-30): a key mask at d64 S 512 23 against 167 TFLOP/s.
     answer.refusal =
-        "bias: its elements are looked up one by one here, and by runs in attn_fwd_sm80";
+        "bias: these elements are looked up one by one here, and by runs in attn_fwd_sm80";
     nearest.bias.clear();
+  } else if (!request.family.has_value() && !spec.bias.empty() &&
+             std::min(spec.seqlen_q, spec.seqlen_kv) < kFewKeys) {
+    answer.refusal = absl::StrCat("seqlen_q, seqlen_kv = ", spec.seqlen_q, ", ", spec.seqlen_kv,
+                                  ": with bias terms at least ", kFewKeys, " of each");
+    nearest.seqlen_q = std::max(spec.seqlen_q, kFewKeys);
+    nearest.seqlen_kv = std::max(spec.seqlen_kv, kFewKeys);
   } else if (!request.family.has_value() && spec.seqlen_q <= kWarpgroupRows &&
              spec.seqlen_kv <= kFewKeys) {
     answer.refusal = absl::StrCat("seqlen_q, seqlen_kv = ", spec.seqlen_q, ", ", spec.seqlen_kv,
@@ -140,11 +166,28 @@ bool HasPolicies(const AttentionSpec& spec) {
          spec::EffectiveScale(spec) <= 0;
 }
 
+// Bias terms by fragments and no other policy.
+bool HasBiasAlone(const AttentionSpec& spec) {
+  AttentionSpec without = spec;
+  without.bias.clear();
+  return HasBiasFragments(spec) && !HasPolicies(without);
+}
+
+// A policy that looks at a score alone: softcap.
+bool HasSoftcapAlone(const AttentionSpec& spec) {
+  AttentionSpec without = spec;
+  without.softcap = 0;
+  return spec.softcap != 0 && !HasPolicies(without);
+}
+
 // Registers that a consumer's scores, packed weights and output sums may take, found by compiling:
 // ptxas 13.0 spills or serialises beyond.
 int64_t MaxTileRegisters(const AttentionSpec& spec, int consumers, int block_n, int blocks) {
   const bool wide = spec.dim_v > 256;  // O takes two products a step
-  const int64_t policies = HasPolicies(spec) && (block_n > 32 || wide) ? 64 : 0;
+  const int64_t policies = HasBiasAlone(spec)
+                               ? BiasRegisters(spec, block_n) + (consumers == 1 ? 16 : 24)
+                           : HasPolicies(spec) && (block_n > 32 || wide) ? 64
+                                                                         : 0;
   switch (consumers) {
     case 1:
       return (blocks > 2 ? 96 : 160) - policies;
@@ -153,7 +196,8 @@ int64_t MaxTileRegisters(const AttentionSpec& spec, int consumers, int block_n, 
     case 3: {
       // Sums of an LSE beside the bounds of a mask.
       const bool masked = spec::EffectiveWindowRight(spec) >= 0 || spec.window_left >= 0;
-      return 132 - policies - (spec.lse && masked ? 8 : 0);
+      const bool cheap = HasSoftcapAlone(spec) && spec.window_left < 0;
+      return 132 - (cheap ? 0 : policies) - (spec.lse && masked ? 8 : 0);
     }
     default:
       return (wide || IsE4m3(spec) ? 188 : 208) - policies;
@@ -187,13 +231,21 @@ constexpr Tile kShortUneven64[] = {{1, 64, 3}, {4, 64, 1, 3}, {2, 128}, {2, 96},
 constexpr Tile kEven96[] = {{3, 96}, {4, 48}, {3, 112}, {2, 128}, {2, 64}, {2, 32}};
 constexpr Tile kShortEven96[] = {{3, 96}, {2, 128}, {3, 112}, {2, 64}, {2, 32}};
 constexpr Tile kUneven96[] = {{2, 128}, {2, 64, 1, 3}, {2, 112}, {2, 96}, {2, 64}, {2, 32}};
+constexpr Tile kLongEven128[] = {{2, 128}, {3, 80}, {2, 64, 1, 3}, {2, 112},
+                                 {2, 96},  {2, 64}, {2, 32}};
+constexpr Tile kSoftcap128[] = {{3, 64, 1, 3}, {2, 64, 1, 3}, {2, 64}, {2, 32}};
 constexpr Tile kShort128[] = {{2, 128}, {2, 64, 1, 3}, {3, 80}, {2, 112},
                               {2, 96},  {2, 64},       {2, 32}};
 constexpr Tile k128[] = {{2, 64, 1, 3}, {2, 128}, {3, 80}, {2, 112}, {2, 96}, {2, 64}, {2, 32}};
 constexpr Tile k112[] = {{3, 96}, {2, 144}, {2, 128}, {2, 112}, {3, 80}, {2, 64}, {2, 32}};
+// 257 rows are two tiles of 192, which the third warpgroup hides, or three of 128.
+constexpr Tile kShortUneven112[] = {{3, 96}, {2, 128}, {2, 144}, {2, 112}, {2, 64}, {2, 32}};
 constexpr Tile kUneven112[] = {{2, 128}, {2, 144}, {2, 112}, {3, 80}, {2, 64}, {2, 32}};
 // Rules for each element are unrolled over the tile: few elements, or compiling takes too long.
 constexpr Tile kElementRules[] = {{2, 64}, {2, 48}, {2, 32}, {2, 16}};
+constexpr Tile kBias64[] = {{3, 64, 1, 3}, {2, 64}, {2, 32}};
+constexpr Tile kShortBias64[] = {{1, 64, 3}, {3, 64, 1, 3}, {2, 64}, {2, 32}};
+constexpr Tile kBias128[] = {{2, 64, 1, 3}, {2, 96}, {2, 64}, {2, 32}};
 constexpr Tile kWindow[] = {{2, 64, 1, 3}, {2, 96}, {2, 64}, {2, 128}, {2, 32}};
 constexpr Tile k192[] = {{2, 64, 1, 3}, {2, 80}, {2, 96}, {2, 112}, {2, 128}, {2, 64}, {2, 32}};
 constexpr Tile kWideV192[] = {{2, 80}, {2, 96}, {2, 112}, {2, 64}, {2, 32}};
@@ -211,6 +263,11 @@ absl::Span<const Tile> TilesFor(const PlanRequest& request) {
   if (IsE4m3(spec)) return kE4m3;
   if (spec.dim_v > kMaxOwnDimV || spec.dim_qk > kMaxOwnDimV) return kWide;
   if (dim > 256) return k320;
+  if (HasBiasAlone(spec) && dim <= 64) {
+    if (dim <= 32 && spec.seqlen_q <= 512) return kShortBias64;
+    return kBias64;
+  }
+  if (HasBiasAlone(spec) && dim <= 128) return kBias128;
   if (!ScoresAreFinite(spec) || spec.dropout != 0) return kElementRules;
   if (dim <= 64 && even && spec.dim_v <= 40) return k40;
   // Few rows: less than 16 tiles of 128 for a multiprocessor.
@@ -229,8 +286,11 @@ absl::Span<const Tile> TilesFor(const PlanRequest& request) {
   if (dim <= 96 && even) return kShortEven96;
   if (dim <= 96) return kUneven96;
   if (dim <= 112 && even) return k112;
-  if (dim <= 112) return kUneven112;
-  if (dim <= 128 && even && spec.seqlen_q <= 4096) return kShort128;
+  if (dim <= 112) return spec.seqlen_q <= 384 ? absl::MakeConstSpan(kShortUneven112) : kUneven112;
+  if (dim <= 128 && HasSoftcapAlone(spec)) return kSoftcap128;
+  if (dim <= 128 && even) {
+    return spec.seqlen_q <= 4096 ? absl::MakeConstSpan(kShort128) : kLongEven128;
+  }
   if (dim <= 128) return k128;
   if (dim <= 192 && spec.dim_v <= 128) return k192;
   if (dim <= 192) return kWideV192;
@@ -305,8 +365,13 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
   const auto fits_registers = [&] {
     if (tile.shares) return true;  // half of each
     const int64_t scores = tile.block_n / 2, weights = scores * element_bytes / 4;
-    return scores + weights + (spec.dim_v + (plan.ones ? 8 : 0)) / 2 <=
-           MaxTileRegisters(spec, tile.consumers, tile.block_n, tile.blocks);
+    const int64_t queries = plan.q_in_registers ? RoundUp(spec.dim_qk, 16) / 4 : 0;
+    return scores + weights + queries + (spec.dim_v + (plan.ones ? 8 : 0)) / 2 <=
+           MaxTileRegisters(spec, tile.consumers, tile.block_n, tile.blocks) +
+               (queries == 0          ? 0
+                : spec.page_size != 0 ? -16  // the loader has them
+                : HasPolicies(spec)   ? 24
+                                      : 0);
   };
   const auto fits_smem = [&] {
     plan.smem_bytes = FwdSm90SmemBytes(plan, spec.dim_qk, spec.dim_v, element_bytes);
@@ -319,6 +384,9 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
               (spec.dim_v <= 128 || (spec.dim_v < 192 && spec.dim_v % kPanelColumns != 0));
   if (!fits_registers()) plan.ones = false;
   if (!fits_registers()) return std::nullopt;
+  // A third less to read from shared memory for each product.
+  plan.q_in_registers = tile.consumers == 2 && !tile.shares && !IsE4m3(spec) && spec.bias.empty();
+  if (plan.q_in_registers && !fits_registers()) plan.q_in_registers = false;
   plan.own_o = true;
   if (fits_smem()) return plan;
   plan.own_o = false;
@@ -346,10 +414,17 @@ std::vector<Variant> VariantsFor(const AttentionSpec& spec) {
   const Variant turns = {.persistent = true, .cluster = 1, .ping_pong = true};
   const Variant handed_out = {.persistent = false, .cluster = 1, .ping_pong = false};
   const Variant shared_keys = {.persistent = true, .cluster = 2, .ping_pong = false};
+  const Variant shared_turns = {.persistent = true, .cluster = 2, .ping_pong = true};
   std::vector<Variant> variants;
-  // Tiles of 64 rows read K and V so often that L2 is the bound.
-  const bool shares_best = dim > kMaxOwnDimV || (dim > 192 && spec.seqlen_q > 8192);
-  if (shares_best && spec.page_size == 0) variants.push_back(shared_keys);
+  // Tiles of 64 rows read K and V so often that L2 is the bound; with few of them the lockstep of a
+  // pair costs more.
+  const bool shares_best = (dim > kMaxOwnDimV && spec.seqlen_q > 2048) ||
+                           ((dim > 192 || (dim >= 128 && even)) && spec.seqlen_q > 8192);
+  const bool can_share = spec.page_size == 0 && !IsE4m3(spec);
+  if (shares_best && can_share) variants.push_back(shared_keys);
+  const bool turns_share_best =
+      !HasPolicies(spec) && dim == 128 && !even && spec.window_left < 0 && spec.seqlen_q >= 8192;
+  if (turns_share_best && can_share) variants.push_back(shared_turns);
   const bool is_short = spec.seqlen_q <= 2048;
   const bool take_turns = dim > 64 ? dim <= 192 && (!even || long_rows) : !even && is_short;
   if (take_turns) variants.push_back(turns);
@@ -377,9 +452,9 @@ int64_t FwdSm90SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v,
   const int64_t weights = shares ? 2 * CeilDiv(plan.block_n, kPanelColumns) : 0;
   const int64_t rows = plan.block_m * (panels_qk + (plan.own_o ? panels_o : 0) + weights) +
                        int64_t{plan.stages} * (plan.block_n * panels_qk + rows_v) + raw;
-  // q_full, q_empty, o_read, tiles_done, a full and an empty barrier for K, V and V as it was loaded
-  // of each stage; missing pieces of each stage and the range of tiles to repeat; a request to copy;
-  // what is known of rows that are shared; without its own O a member that takes a place.
+  // q_full, q_empty, o_read, tiles_done, a full and an empty barrier for K, V and V as it was
+  // loaded of each stage; missing pieces of each stage and the range of tiles to repeat; a request
+  // to copy; what is known of rows that are shared; without its own O a member that takes a place.
   const int64_t barriers =
       8 * (4 + 6 * int64_t{plan.stages}) +
       RoundUp(RoundUp(4 * int64_t{plan.stages} + 8, 8) + 40 + (shares ? 24 * kWarpgroupRows : 12),

@@ -43,10 +43,15 @@ struct Flag {
   bool KernelPlan::*field;
 };
 constexpr Flag kFlags[] = {
-    {"peeled", &KernelPlan::peeled}, {"narrow", &KernelPlan::narrow_rows},
-    {"split", &KernelPlan::split},   {"opt", &KernelPlan::optimistic},
-    {"ones", &KernelPlan::ones},     {"pp", &KernelPlan::ping_pong},
-    {"own_o", &KernelPlan::own_o},   {"over_v", &KernelPlan::over_v},
+    {"peeled", &KernelPlan::peeled},
+    {"narrow", &KernelPlan::narrow_rows},
+    {"split", &KernelPlan::split},
+    {"opt", &KernelPlan::optimistic},
+    {"ones", &KernelPlan::ones},
+    {"pp", &KernelPlan::ping_pong},
+    {"q_regs", &KernelPlan::q_in_registers},
+    {"own_o", &KernelPlan::own_o},
+    {"over_v", &KernelPlan::over_v},
     {"turing", &KernelPlan::turing},
 };
 

@@ -72,14 +72,15 @@ struct KernelPlan {
   int cluster = 0;    // blocks that load K and V for each other, 1 or 2
   // At most so many clusters, or blocks of attn_fwd_small, which walk the tiles; 0: one for each.
   int max_grid = 0;
-  bool optimistic = false;  // no row maxima in tiles that need no mask
-  bool ones = false;        // row sums by the tensor cores, from a panel of ones behind V
-  bool ping_pong = false;   // warpgroups take turns in issuing products
-  bool own_o = false;       // O has shared memory of its own; otherwise it lies over Q,
-  bool over_v = false;      // or over the stages of V
-  int key_warps = 0;        // attn_bwd_sm80: warps side by side along the keys of a tile
-  int dq_row_warps = 0;     // attn_bwd_sm80: likewise along the rows of a tile of dQ
-  int64_t smem_bytes = 0;   // dynamic shared memory of a block
+  bool optimistic = false;      // no row maxima in tiles that need no mask
+  bool ones = false;            // row sums by the tensor cores, from a panel of ones behind V
+  bool ping_pong = false;       // warpgroups take turns in issuing products
+  bool q_in_registers = false;  // rather than read from shared memory for every block of keys
+  bool own_o = false;           // O has shared memory of its own; otherwise it lies over Q,
+  bool over_v = false;          // or over the stages of V
+  int key_warps = 0;            // attn_bwd_sm80: warps side by side along the keys of a tile
+  int dq_row_warps = 0;         // attn_bwd_sm80: likewise along the rows of a tile of dQ
+  int64_t smem_bytes = 0;       // dynamic shared memory of a block
 
   // The kernels of companion families, in order of launch; these have none of their own.
   std::vector<KernelPlan> before = {};

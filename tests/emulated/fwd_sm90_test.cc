@@ -119,6 +119,33 @@ const std::vector<Emulation>& Emulations() {
               [](KernelPlan& plan) { plan.stages = 1; }),
       Changed("fwd bf16 b=1 h=1 s=150/330 d=40 softcap=5 lse",
               [](KernelPlan& plan) { plan.stages = 3; }),
+      // Q in registers or read from shared memory, against what the planner does with these tiles.
+      Changed("fwd bf16 b=1 h=2/1 s=150/330 d=128 causal",
+              [](KernelPlan& plan) {
+                plan.q_in_registers = !plan.q_in_registers;
+                plan.max_grid = 1;
+              }),
+      Changed("fwd fp16 b=1 h=3/1 s=200/330 d=72/64 window=100,40 lse",
+              [](KernelPlan& plan) {
+                plan.q_in_registers = true;
+                plan.cluster = 2;
+                plan.max_grid = 1;
+                plan.ones = plan.own_o = plan.over_v = false;
+              }),
+      Changed("fwd bf16 b=1 h=2/1 s=300/130 d=96 causal lse",
+              [](KernelPlan& plan) {
+                plan.q_in_registers = plan.ping_pong = true;
+                plan.max_grid = 1;
+              }),
+      // A bias term of the scores' own pairs of keys, ahead of its block, and terms behind it; rows
+      // of odd lengths, and one that all rows share.
+      Changed("fwd bf16 b=2 h=2/1 s=150/330 d=64 bias=bf16:1,2,150,330 lse", [](KernelPlan&) {}),
+      Changed("fwd bf16 b=2 h=2/1 s=150/331 d=64 causal bias=fp32:2,1,150,331",
+              [](KernelPlan& plan) { plan.cluster = 2; }),
+      Changed("fwd fp16 b=2 h=2/1 s=150/330 d=72 window=90,20 bias=fp16:1,2,1,330 alibi softcap=5",
+              [](KernelPlan&) {}),
+      Changed("fwd bf16 b=1 h=2/1 s=70/1100 d=64 bias=bf16:1,2,70,1100 bias=fp16:1,1,70,1100 lse",
+              [](KernelPlan&) {}),
       // Four warpgroups, each with its own first and last block of keys.
       Changed("fwd bf16 b=1 h=2/1 s=300/430 d=32 window=90,20 lse", Rows256),
       Changed("fwd bf16 b=1 h=2/1 s=300/290 d=32 causal", Rows256),

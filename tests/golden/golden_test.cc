@@ -69,7 +69,7 @@ constexpr Golden kGoldens[] = {
      .plan = "attn_fwd_small sm_90a m64n64 w4 r16 s2 g512 k32 kt2 smem=48240"},
     {.file = "sm90_causal_lse_bf16_d128",
      .spec = "fwd bf16 b=2 h=16/4 s=4096 d=128 causal lse",
-     .plan = "attn_fwd_sm90 sm_90a m128n128 w12 r16 s2 c2 x1 g132 opt own_o smem=197632"},
+     .plan = "attn_fwd_sm90 sm_90a m128n128 w12 r16 s2 c2 x1 g132 opt q_regs own_o smem=197632"},
     {.file = "sm90_cluster_ones_fp16_d64",
      .spec = "fwd fp16 b=2 h=16 s=4096 d=64 window=63,0 alibi",
      .plan = "attn_fwd_sm90 sm_90a m192n96 w16 r16 s2 c3 x2 ones pp own_o smem=123904"},
