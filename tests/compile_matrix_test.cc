@@ -195,6 +195,18 @@ void AddSm90Cases(std::vector<Case>& cases) {
   }
 }
 
+// Of attn_decode_sm90: whole rows, and rows shared by warpgroups in one block and in two.
+constexpr std::string_view kDecodeSm90Specs[] = {
+    "fwd bf16 b=32 h=71/1 s=1/32768 d=64",
+    "fwd bf16 b=32 h=128/1 s=1/32768 d=128",
+    "fwd fp16 b=8 h=64/1 s=4/4096 d=128 varlen paged=16 causal softcap=30 sinks lse",
+    "fwd bf16 b=8 h=40/1 s=2/4096 d=192/128 window=1023,0",
+    "fwd bf16 b=8 h=64/1 s=1/4096 d=256 varlen paged=64",
+    "fwd bf16 b=32 h=128/1 s=1/32768 d=576/512",
+    "fwd bf16 b=32 h=128/1 s=2/4096 d=576/512 varlen paged=64 causal lse",
+    "fwd fp16 b=32 h=64/1 s=1/4096 d=576/512 varlen paged=16 batch_invariant softcap=30 sinks",
+};
+
 // Of attn_fwd_small: with terms to keep and without, policies, and the widest heads.
 constexpr std::string_view kSmallSpecs[] = {
     "fwd bf16 b=4096 h=4 s=49 d=32",
@@ -204,6 +216,12 @@ constexpr std::string_view kSmallSpecs[] = {
     "fwd fp16 b=4096 h=8 s=16/60 d=128 varlen layout=thd dropout=0.1",
     "fwd bf16 b=4096 h=2 s=64 d=33/10 lse",
 };
+
+void AddDecodeSm90Cases(std::vector<Case>& cases) {
+  for (std::string_view spec : kDecodeSm90Specs) {
+    cases.push_back({plan::Family::kDecodeSm90, std::string(spec), "sm_90a"});
+  }
+}
 
 void AddSmallCases(std::vector<Case>& cases) {
   for (std::string_view target : {"sm_80", "sm_86", "sm_90a", "sm_120a"}) {
@@ -269,6 +287,7 @@ std::vector<Case> Matrix() {
   AddSm80Cases(cases);
   AddSm90Cases(cases);
   AddBwdCases(cases);
+  AddDecodeSm90Cases(cases);
   AddSmallCases(cases);
   AddSplitCases(cases);
   const auto add = [&](std::string_view feature, std::string_view dims, std::string_view target) {

@@ -210,6 +210,24 @@ __device__ __forceinline__ Piece PieceOf(const Problem& problem, const DecodeSeq
   return piece;
 }
 
+// Blocks that have one share together: those of a cluster.
+template <class Config>
+TILEWRIGHT_HOST_DEVICE constexpr int BlocksOfShare() {
+  if constexpr (requires { Config::kCluster; }) {
+    return Config::kCluster;
+  } else {
+    return 1;
+  }
+}
+template <class Config>
+__device__ __forceinline__ int ShareOfBlock() {
+  return static_cast<int>(blockIdx.x) / BlocksOfShare<Config>();
+}
+template <class Config>
+__device__ __forceinline__ int SharesOfGrid() {
+  return static_cast<int>(gridDim.x) / BlocksOfShare<Config>();
+}
+
 // The pieces of a block, one after the other:
 //   PieceWalk<Config> walk(params);
 //   for (Piece piece; walk.Next(&piece, params);) ...
@@ -224,9 +242,9 @@ class PieceWalk {
       const int total = UnitsBefore<Config>(static_cast<int>(Batch<Config>(params)), params);
       shares_ = SharesOf<Config>(total, params.parts.line_blocks);
       if (total == 0) shares_.blocks = 0;
-      block_ = static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x);
+      block_ = ShareOfBlock<Config>() - SharesOfGrid<Config>();
     } else {
-      block_ = static_cast<int>(blockIdx.x);
+      block_ = ShareOfBlock<Config>();
     }
   }
 
@@ -245,7 +263,7 @@ class PieceWalk {
     while (block_ < items) {
       const int b = DivideInts(block_, items_of_sequence);
       const int item = block_ - b * items_of_sequence;
-      block_ += static_cast<int>(gridDim.x);
+      block_ += SharesOfGrid<Config>();
       const Problem problem = MakeProblem<Config>(b, 0, params);
       const DecodeSequence sequence = SequenceAt<Config>(problem, params);
       // Shorter sequences than the longest have fewer items.
@@ -261,10 +279,10 @@ class PieceWalk {
     const int lines = params.parts.lines;
     while (true) {
       const int share =
-          DivideInts(block_ + (unit_ == end_ ? static_cast<int>(gridDim.x) : 0), lines);
+          DivideInts(block_ + (unit_ == end_ ? SharesOfGrid<Config>() : 0), lines);
       if (unit_ == end_) {
         if (share >= shares_.blocks) return false;
-        block_ += static_cast<int>(gridDim.x);
+        block_ += SharesOfGrid<Config>();
         unit_ = shares_.Begin(share);
         end_ = shares_.Begin(share + 1);
         place_ = FindSequence<Config>(unit_, params);

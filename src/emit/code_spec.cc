@@ -94,6 +94,7 @@ AttentionSpec SpecOfKernel(const AttentionSpec& spec, const plan::KernelPlan& ke
       }
       return tensors;
     }
+    case plan::Family::kDecodeSm90:
     case plan::Family::kDecode:
     case plan::Family::kDecodeWide:
     case plan::Family::kFwdSmall:

@@ -76,6 +76,10 @@ std::string SpecName(const AttentionSpec& spec) {
 
 std::string PlanName(const KernelPlan& plan) {
   switch (plan.family) {
+    case Family::kDecodeSm90:
+      return absl::StrCat("m", plan.block_m, "n", plan.block_n, "s", plan.stages, "x", plan.cluster,
+                          plan.column_warps > 1 ? "shared" : "",
+                          plan.chunk != 0 ? absl::StrCat("c", plan.chunk) : "");
     case Family::kDecode:
     case Family::kDecodeWide:
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "k", plan.step,
@@ -194,6 +198,8 @@ Member MemberOf(const ParamSlot& slot, const AttentionSpec& spec) {
       return {"abi::FwdSm90Args sm90", "sm90"};
     case ParamSlotKind::kBwdSm90:
       return {"abi::BwdSm90Args sm90", "sm90"};
+    case ParamSlotKind::kDecodeSm90:
+      return {"abi::DecodeSm90Args decode_sm90", "decode_sm90"};
     case ParamSlotKind::kUserArray: {
       const SnippetArray& array = spec.snippet_arrays[slot.index];
       return {absl::StrCat("const ", Piece(SnippetTypeName(array.type)), "* user_", array.name),
@@ -396,6 +402,16 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
       .Int("kBlockM", plan.block_m)
       .Int("kBlockN", plan.block_n);
   switch (plan.family) {
+    case Family::kDecodeSm90:
+      config.Int("kStepKeys", plan.step)
+          .Int("kStages", plan.stages)
+          .Int("kCluster", plan.cluster)
+          .Int("kChunk", plan.chunk)
+          // With 56 the walk over pieces and pages spilled.
+          .Int("kLoaderRegisters", 72)
+          .Int("kConsumerRegisters", 216)
+          .Using("Wgmma", "AttentionWgmma");
+      break;
     case Family::kDecodeWide:
       config.Int("kStepKeys", plan.step)
           .Int("kStages", plan.stages)
@@ -539,6 +555,10 @@ bool SharesKeys(const KernelPlan& plan) { return plan.block_n < 64 * plan.consum
 
 FamilyText TextOf(const KernelPlan& plan) {
   switch (plan.family) {
+    case Family::kDecodeSm90:
+      return plan.column_warps > 1
+                 ? FamilyText{"family/attn_decode_sm90_wide.cuh", "decode_sm90_wide"}
+                 : FamilyText{"family/attn_decode_sm90.cuh", "decode_sm90"};
     case Family::kDecodeWide:
       return {.header = "family/attn_decode_wide.cuh", .scope = "decode_wide"};
     case Family::kDecode:
@@ -607,7 +627,8 @@ absl::StatusOr<artifact::KernelSource> EmitKernel(const AttentionSpec& full_spec
   if (!spec.score_snippet.empty()) source.generated_headers.push_back(UserScorePolicy(spec));
   if (!spec.mask_snippet.empty()) source.generated_headers.push_back(UserMaskPolicy(spec));
 
-  const bool has_wgmma = plan.family == Family::kFwdSm90 || plan.family == Family::kBwdSm90;
+  const bool has_wgmma = plan.family == Family::kFwdSm90 || plan.family == Family::kBwdSm90 ||
+                         plan.family == Family::kDecodeSm90;
   if (has_wgmma) source.generated_headers.push_back(WgmmaHeader(spec, plan));
 
   std::string includes = absl::StrCat("#include \"", Piece(family.header), "\"\n");

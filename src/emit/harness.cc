@@ -304,6 +304,7 @@ std::string SlotText(const AttentionSpec& spec, const Sizes& sizes, const plan::
                           FloatText(1 / (1 - spec.dropout)), "};\n");
     case ParamSlotKind::kFwdSm90:
     case ParamSlotKind::kBwdSm90:
+    case ParamSlotKind::kDecodeSm90:
       return "";
     case ParamSlotKind::kUserArray: {
       const SnippetArray& array = spec.snippet_arrays[slot.index];
@@ -357,6 +358,10 @@ artifact::SourceFile HarnessProgram(const AttentionSpec& spec, const plan::Kerne
                     row_tiles, ";\n  params.sm90.tiles = ", tiles,
                     ";\n  params.sm90.heads = ", spec.batch * spec.heads_q,
                     ";\n  params.sm90.section_heads = 1;\n");
+  }
+  if (plan.family == plan::Family::kDecodeSm90) {
+    absl::StrAppend(&arguments, "  // Without tensor maps, which only the driver makes.\n",
+                    "  params.decode_sm90.by_threads = abi::kKvByThreads;\n");
   }
   if (plan.family == plan::Family::kBwdSm90) {
     const int64_t key_tiles = (spec.seqlen_kv + plan.block_n - 1) / plan.block_n;

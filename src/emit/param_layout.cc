@@ -2,6 +2,7 @@
 
 #include "abi/attn_bwd_params.h"
 #include "abi/attn_fwd_params.h"
+#include "abi/decode_sm90_args.h"
 #include "abi/policy_args.h"
 #include "abi/tensor_map.h"
 #include "emit/code_spec.h"
@@ -58,11 +59,13 @@ ParamLayout MakeParamLayout(const AttentionSpec& spec, const plan::KernelPlan& k
       sizeof(abi::PartsArgs));
   const bool is_fwd_sm90 = kernel.family == plan::Family::kFwdSm90;
   const bool is_bwd_sm90 = kernel.family == plan::Family::kBwdSm90;
-  if (is_fwd_sm90 || is_bwd_sm90) {
+  const bool is_decode_sm90 = kernel.family == plan::Family::kDecodeSm90;
+  if (is_fwd_sm90 || is_bwd_sm90 || is_decode_sm90) {
     constexpr int kAlign = alignof(abi::TensorMap);
     layout.size = (layout.size + kAlign - 1) / kAlign * kAlign;
     add(is_fwd_sm90, Kind::kFwdSm90, sizeof(abi::FwdSm90Args));
     add(is_bwd_sm90, Kind::kBwdSm90, sizeof(abi::BwdSm90Args));
+    add(is_decode_sm90, Kind::kDecodeSm90, sizeof(abi::DecodeSm90Args));
   }
   return layout;
 }

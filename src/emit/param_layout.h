@@ -37,6 +37,7 @@ enum class ParamSlotKind {
   kParts,              // abi::PartsArgs
   kFwdSm90,            // abi::FwdSm90Args, on a multiple of 64
   kBwdSm90,            // abi::BwdSm90Args, likewise
+  kDecodeSm90,         // abi::DecodeSm90Args, likewise
 };
 
 struct ParamSlot {

@@ -194,6 +194,35 @@ std::vector<Product> ForwardProducts(const AttentionSpec& spec, const plan::Kern
            .accumulates = true}};
 }
 
+// Of attn_decode_sm90 where warpgroups share O's columns; three parts of K.
+std::vector<Product> WideDecodeProducts(const AttentionSpec& spec, const plan::KernelPlan& plan) {
+  const int own_columns = static_cast<int>(spec.dim_v) / 2;
+  const auto scores = [&](const char* name, const char* comment, int64_t columns,
+                          bool accumulates) {
+    return Product{.name = name,
+                   .comment = comment,
+                   .n = plan.block_n,
+                   .steps = StepsOf(columns),
+                   .a = {"q", Operand::kAlongColumns, kPanelColumns},
+                   .b = {"k", Operand::kAlongColumns, plan.block_n},
+                   .accumulates = accumulates};
+  };
+  const auto values = [&](const char* name, Operand::Place place) {
+    return Product{.name = name,
+                   .comment = "d += p v",
+                   .n = own_columns,
+                   .steps = StepsOf(plan.block_n),
+                   .a = {"p", place, kPanelColumns},
+                   .b = {"v", Operand::kAlongRows, plan.block_n},
+                   .accumulates = true};
+  };
+  return {scores("ScoresOfFirst", "d = q k^T", own_columns, false),
+          scores("ScoresOfNext", "d += q k^T", own_columns, true),
+          scores("ScoresOfRest", "d += q k^T", spec.dim_qk - spec.dim_v, true),
+          values("ValuesOfOwn", Operand::kRegisters),
+          values("ValuesOfOther", Operand::kAlongColumns)};
+}
+
 std::vector<Product> BackwardProducts(const AttentionSpec& spec, const plan::KernelPlan& plan) {
   // Warpgroups share dQ by rows or, with one panel of these, by panels of columns.
   const int dq_columns =
@@ -235,14 +264,19 @@ std::vector<Product> BackwardProducts(const AttentionSpec& spec, const plan::Ker
            .accumulates = false}};
 }
 
+std::vector<Product> ProductsOf(const AttentionSpec& spec, const plan::KernelPlan& plan) {
+  if (spec.operation != Operation::kForward) return BackwardProducts(spec, plan);
+  if (plan.family == plan::Family::kDecodeSm90 && plan.column_warps > 1)
+    return WideDecodeProducts(spec, plan);
+  return ForwardProducts(spec, plan);
+}
+
 }  // namespace
 
 artifact::SourceFile WgmmaHeader(const AttentionSpec& spec, const plan::KernelPlan& plan) {
   const Factor type = FactorOf(spec.type);
   std::string functions;
-  for (const Product& product : spec.operation == Operation::kForward
-                                    ? ForwardProducts(spec, plan)
-                                    : BackwardProducts(spec, plan)) {
+  for (const Product& product : ProductsOf(spec, plan)) {
     absl::StrAppend(&functions, ProductFunction(product, type));
   }
   artifact::SourceFile file;

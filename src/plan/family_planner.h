@@ -92,6 +92,8 @@ int64_t DecodeWideSmemBytes(const KernelPlan& plan, const AttentionSpec& spec);
 
 FamilyAnswer PlanDecodeWide(const PlanRequest& request);
 
+FamilyAnswer PlanDecodeSm90(const PlanRequest& request);
+
 // The kernel that merges the parts of a split plan, for KernelPlan::after: `warps_per_row` warps
 // (1, 2 or 4) share the parts of a row, more of them where there are few rows and many parts.
 KernelPlan PlanCombine(const std::string& target, int64_t dim_v, int warps_per_row);

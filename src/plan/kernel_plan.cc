@@ -14,11 +14,11 @@
 namespace tilewright::plan {
 namespace {
 
-constexpr Family kAllFamilies[] = {Family::kDecode,    Family::kDecodeWide, Family::kFwdSmall,
-                                   Family::kFwdSm90,   Family::kFwdSm80,    Family::kFwdSimple,
-                                   Family::kCombine,   Family::kBwdSm90,    Family::kBwdSm80,
-                                   Family::kBwdSimple, Family::kBwdPrep,    Family::kBwdFinish,
-                                   Family::kBwdTerms,  Family::kCacheAppend};
+constexpr Family kAllFamilies[] = {Family::kDecodeSm90, Family::kDecode,    Family::kDecodeWide,
+                                   Family::kFwdSmall,   Family::kFwdSm90,   Family::kFwdSm80,
+                                   Family::kFwdSimple,  Family::kCombine,   Family::kBwdSm90,
+                                   Family::kBwdSm80,    Family::kBwdSimple, Family::kBwdPrep,
+                                   Family::kBwdFinish,  Family::kBwdTerms,  Family::kCacheAppend};
 
 // A word of the text form: its prefix and the field behind it, read as a number.
 struct Word {
@@ -94,6 +94,8 @@ KernelPlan ReadKernel(absl::string_view text) {
 
 std::string_view FamilyName(Family family) {
   switch (family) {
+    case Family::kDecodeSm90:
+      return "attn_decode_sm90";
     case Family::kDecode:
       return "attn_decode";
     case Family::kDecodeWide:

@@ -15,6 +15,7 @@
 namespace tilewright::plan {
 
 enum class Family {
+  kDecodeSm90,
   kDecode,
   kDecodeWide,
   kFwdSmall,
@@ -65,7 +66,7 @@ struct KernelPlan {
   int chunk = 0;          // attn_decode: blocks of keys in each part; 0: shares that fill the board
   int tile_rows = 0;      // attn_combine after attn_decode: rows of its tiles
   int slots = 0;          // with split: blocks that run at a time on the board planned for
-  // attn_fwd_sm90, attn_bwd_sm90: `warps` are those of a loading warpgroup and of `consumers`
+  // attn_fwd_sm90, attn_decode_sm90, attn_bwd_sm90: `warps` are those of a loading warpgroup and of `consumers`
   // computing ones, with 64 query rows each (or all the same 64, see column_warps), or 64 keys.
   int consumers = 0;  // 1 to 4; backward 2
   int blocks = 0;     // that share a multiprocessor; 0: one

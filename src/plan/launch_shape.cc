@@ -137,7 +137,8 @@ CallPlan PlanCall(const KernelPlan& plan, const AttentionSpec& spec, const Atten
     call.offsets[static_cast<size_t>(region)] = call.workspace_bytes;
     call.workspace_bytes += CeilDiv(bytes, kAlignment) * kAlignment;
   };
-  if (plan.family == Family::kDecode || plan.family == Family::kDecodeWide) {
+  if (plan.family == Family::kDecode || plan.family == Family::kDecodeWide ||
+      plan.family == Family::kDecodeSm90) {
     call.parts = DecodeBlocks(plan, spec, args);
     if (call.parts > 1) {
       const DecodeCounts counts = CountDecode(plan, spec, args);
@@ -184,6 +185,11 @@ LaunchShape ComputeLaunchShape(const KernelPlan& kernel, const AttentionSpec& sp
   shape.smem_bytes = static_cast<uint32_t>(kernel.smem_bytes);
   if (IsEmpty(spec, args)) return shape;
   switch (kernel.family) {
+    case Family::kDecodeSm90:
+      shape.grid = static_cast<uint32_t>(Blocks(
+          call.parts > 1 ? call.parts : CountDecode(kernel, spec, args).items, kernel.cluster));
+      shape.overlaps = true;
+      break;
     case Family::kDecode:
     case Family::kDecodeWide:
       shape.grid = static_cast<uint32_t>(call.parts > 1 ? call.parts

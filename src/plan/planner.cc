@@ -10,6 +10,7 @@ namespace tilewright::plan {
 namespace {
 
 constexpr FamilyRow kFamilies[] = {
+    {Family::kDecodeSm90, /*last_resort=*/false, PlanDecodeSm90},
     {Family::kDecode, /*last_resort=*/false, PlanDecode},
     {Family::kDecodeWide, /*last_resort=*/false, PlanDecodeWide},
     {Family::kFwdSmall, /*last_resort=*/false, PlanFwdSmall},

@@ -245,6 +245,7 @@ void PackArgs(const AttentionSpec& spec, const emit::ParamLayout& layout, const 
         break;
       case emit::ParamSlotKind::kFwdSm90:
       case emit::ParamSlotKind::kBwdSm90:
+      case emit::ParamSlotKind::kDecodeSm90:
         break;  // runtime/pack_sm90.h
       case emit::ParamSlotKind::kUserArray:
         put(args.snippet_arrays[slot.index]);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 
+#include "abi/decode_sm90_args.h"
 #include "abi/tensor_map.h"
 #include "absl/strings/str_cat.h"
 #include "device/tensor_map.h"
@@ -158,6 +159,36 @@ absl::Status PackFwd(const device::DriverApi& api, const plan::KernelPlan& plan,
   return absl::OkStatus();
 }
 
+absl::Status PackDecode(const device::DriverApi& api, const plan::KernelPlan& plan,
+                        const AttentionSpec& spec, const AttentionArgs& args, std::byte* slot) {
+  const bool packed_kv = spec.varlen && args.cu_seqlens_kv != nullptr;
+  const bool paged = spec.page_size != 0;
+  const int64_t kv_rows = paged ? spec.page_size : packed_kv ? args.total_kv : args.seqlen_kv;
+  // Nobody says how many pages or slots there are; only those of the tables are read.
+  const int64_t kv_batch = paged || spec.cache_batch_idx ? kMax : packed_kv ? 1 : args.batch;
+  const int64_t part_rows = plan.block_n / plan.cluster;
+  const int box_rows = static_cast<int>(paged ? std::min(spec.page_size, part_rows) : part_rows);
+  // A block of keys that ends behind the last one is still asked for.
+  if (kv_rows > kMax - 2 * plan.block_n) {
+    return absl::UnimplementedError(absl::StrCat(
+        "rows of K = ", kv_rows, ": those of attn_decode_sm90 are counted with 31 bits"));
+  }
+  abi::DecodeSm90Args out = {};
+  const auto& ks = args.k.strides;
+  const auto& vs = args.v.strides;
+  out.v_in_k = spec.dim_v < spec.dim_qk && args.k.data == args.v.data && ks.batch == vs.batch &&
+                       ks.seq == vs.seq && ks.head == vs.head
+                   ? 1
+                   : 0;
+  const bool k = Encode(api, spec.type, args.k, spec.dim_qk, kv_rows, spec.heads_kv, kv_batch,
+                        box_rows, &out.k);
+  const bool v = Encode(api, spec.type, args.v, spec.dim_v, kv_rows, spec.heads_kv, kv_batch,
+                        box_rows, &out.v);
+  out.by_threads = k && v ? 0 : abi::kKvByThreads;
+  std::memcpy(slot, &out, sizeof(out));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status PackSm90(const device::DriverApi& api, const plan::KernelPlan& plan,
@@ -169,6 +200,9 @@ absl::Status PackSm90(const device::DriverApi& api, const plan::KernelPlan& plan
   }
   if (slot.kind == emit::ParamSlotKind::kBwdSm90) {
     return PackBwd(api, plan, spec, args, params + slot.offset);
+  }
+  if (slot.kind == emit::ParamSlotKind::kDecodeSm90) {
+    return PackDecode(api, plan, spec, args, params + slot.offset);
   }
   return absl::OkStatus();
 }

@@ -42,6 +42,8 @@ void Misalign(HostCase& c, int64_t pad) {
   }
 }
 
+void ShareKeys(reference::HostCase& c) { c.args.v = c.args.k; }
+
 void MakeLongPaged(HostCase& c) {
   SetLengths(c, {900, 0, 130});
   const int64_t size = c.spec.page_size, most = (900 + size - 1) / size;

@@ -15,6 +15,9 @@ void SetLengths(reference::HostCase& c, std::vector<int32_t> lengths);
 // what malloc gives: no row starts on a multiple of 16 bytes.
 void Misalign(reference::HostCase& c, int64_t pad);
 
+// V is the first columns of K, in the same memory.
+void ShareKeys(reference::HostCase& c);
+
 // Three sequences of 900, 0 and 130 keys, on pages in no order, one of them missing.
 void MakeLongPaged(reference::HostCase& c);
 

@@ -67,7 +67,8 @@ absl::StatusOr<CallSource> EmitCall(const AttentionSpec& spec, const plan::Kerne
 
 std::vector<plan::Family> ForwardFamilies() {
   return {plan::Family::kFwdSimple, plan::Family::kFwdSm80,    plan::Family::kFwdSm90,
-          plan::Family::kDecode,    plan::Family::kDecodeWide, plan::Family::kFwdSmall};
+          plan::Family::kDecode,    plan::Family::kDecodeWide, plan::Family::kFwdSmall,
+          plan::Family::kDecodeSm90};
 }
 
 absl::StatusOr<std::vector<plan::KernelPlan>> PlansOf(const AttentionSpec& spec,

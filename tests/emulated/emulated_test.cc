@@ -24,6 +24,7 @@ using emulated::MakeLongPaged;
 using emulated::Misalign;
 using emulated::Scenario;
 using emulated::SetLengths;
+using emulated::ShareKeys;
 using reference::HostCase;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -70,9 +71,6 @@ void PutNaNInHead3(HostCase& c) {
   for (int64_t d = 0; d < c.spec.dim_qk; ++d) c.k.Set(c.KAt(0, j, 3, d), kNaN);
   for (int64_t d = 0; d < c.spec.dim_v; ++d) c.v.Set(c.VAt(0, j, 3, d), kInfinity);
 }
-
-// V is the first columns of K.
-void ShareKeys(HostCase& c) { c.args.v = c.args.k; }
 
 // The same memory read with keys innermost.
 void Transpose(HostCase& c) {

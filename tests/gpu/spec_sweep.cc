@@ -156,6 +156,26 @@ void AddDecode(Sweep& sweep) {
       s.page_size = page;
     });
   }
+  // The tensor cores' share of decode.
+  const std::pair<int64_t, int64_t> tensor_core_dims[] = {{64, 64},   {72, 40},   {128, 128},
+                                                          {192, 128}, {256, 256}, {576, 512}};
+  for (const auto& [qk, v] : tensor_core_dims) {
+    for (const int64_t group : {40, 71, 128}) {
+      for (const int64_t page : {0, 16, 64}) {
+        sweep.Add(absl::StrCat("decode_many_rows_", group, "_dims_", qk, "_", v, "_page_", page),
+                  [&, qk = qk, v = v](auto& s) {
+                    base(s);
+                    SetDims(s, qk, v);
+                    SetHeads(s, group, 1);
+                    s.seqlen_q = page == 16 ? 3 : 1;
+                    s.varlen = page != 0;
+                    s.page_size = page;
+                    s.window_right = page == 16 ? 0 : -1;
+                    s.lse = true;
+                  });
+      }
+    }
+  }
   const std::pair<const char*, ElementType> stored[] = {{"e4m3", ElementType::kFp8E4m3},
                                                         {"e5m2", ElementType::kFp8E5m2},
                                                         {"int8", ElementType::kInt8}};

@@ -107,11 +107,12 @@ TEST(KernelPlanTest, NamesOfFamiliesAreReadBack) {
   EXPECT_EQ(ParseFamily("").value(), std::nullopt);
   const absl::Status status = ParseFamily("attn_fwd_sm81").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(status.message(),
-            "family = attn_fwd_sm81: must be one of attn_decode, attn_decode_wide, attn_fwd_small, "
-            "attn_fwd_sm90, attn_fwd_sm80, attn_fwd_simple, attn_combine, attn_bwd_sm90, "
-            "attn_bwd_sm80, attn_bwd_simple, attn_bwd_prep, attn_bwd_finish, attn_bwd_terms, "
-            "cache_append");
+  EXPECT_EQ(
+      status.message(),
+      "family = attn_fwd_sm81: must be one of attn_decode_sm90, attn_decode, attn_decode_wide, "
+      "attn_fwd_small, attn_fwd_sm90, attn_fwd_sm80, attn_fwd_simple, attn_combine, attn_bwd_sm90, "
+      "attn_bwd_sm80, attn_bwd_simple, attn_bwd_prep, attn_bwd_finish, attn_bwd_terms, "
+      "cache_append");
 }
 
 TEST(KernelPlanTest, RefusesTextsThatNoPlanPrints) {

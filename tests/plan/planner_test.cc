@@ -31,11 +31,12 @@ TEST(PlannerTest, DecisionIsComplete) {
   EXPECT_EQ(decision.plan.family, Family::kFwdSm90);
   EXPECT_THAT(decision.why, HasSubstr("attn_fwd_sm90"));
   // The families for few queries and for short sequences, which are asked first.
-  ASSERT_EQ(decision.refusals.size(), 3u);
-  EXPECT_EQ(decision.refusals[0].family, Family::kDecode);
-  EXPECT_THAT(decision.refusals[0].reason, HasSubstr("seqlen_q * group = 16384"));
-  EXPECT_EQ(decision.refusals[1].family, Family::kDecodeWide);
-  EXPECT_EQ(decision.refusals[2].family, Family::kFwdSmall);
+  ASSERT_EQ(decision.refusals.size(), 4u);
+  EXPECT_EQ(decision.refusals[0].family, Family::kDecodeSm90);
+  EXPECT_EQ(decision.refusals[1].family, Family::kDecode);
+  EXPECT_THAT(decision.refusals[1].reason, HasSubstr("seqlen_q * group = 16384"));
+  EXPECT_EQ(decision.refusals[2].family, Family::kDecodeWide);
+  EXPECT_EQ(decision.refusals[3].family, Family::kFwdSmall);
   EXPECT_FALSE(decision.fallback);
 }
 
@@ -50,6 +51,21 @@ TEST(PlannerTest, FewQueriesOverManyKeysAreDecoded) {
   EXPECT_EQ(latent.family, Family::kDecodeWide);
   EXPECT_EQ(latent.shared_stages, 5);
   EXPECT_EQ(BestFor("fwd bf16 b=16 h=8 s=1/8192 d=128 batch_invariant").value().plan.chunk, 8);
+  // Many rows are the tensor cores' business: two blocks a tile where V is part of K.
+  const KernelPlan group = BestFor("fwd bf16 b=16 h=71/1 s=1/8192 d=64").value().plan;
+  EXPECT_EQ(group.family, Family::kDecodeSm90);
+  EXPECT_EQ(group.block_m, 128);
+  EXPECT_EQ(group.cluster, 1);
+  const KernelPlan heads = BestFor("fwd bf16 b=16 h=128/1 s=1/8192 d=576/512").value().plan;
+  EXPECT_EQ(heads.family, Family::kDecodeSm90);
+  EXPECT_EQ(heads.cluster, 2);
+  EXPECT_EQ(heads.slots, 66);
+  EXPECT_EQ(BestFor("fwd bf16 b=16 h=64/1 s=1/8192 d=576/512").value().plan.cluster, 1);
+  // Pages that are no multiples of 8 rows, and other architectures.
+  EXPECT_EQ(BestFor("fwd bf16 b=16 h=71/1 s=1/8192 d=64 varlen paged=3").value().plan.family,
+            Family::kDecode);
+  EXPECT_EQ(BestFor("fwd bf16 b=16 h=71/1 s=1/8192 d=64", "sm_80").value().plan.family,
+            Family::kDecode);
   // Small problems with as many queries as keys are not.
   EXPECT_EQ(BestFor("fwd bf16 b=4096 h=4 s=49 d=32").value().plan.family, Family::kFwdSmall);
 }

@@ -1,0 +1,182 @@
+// attn_decode_sm90: few queries over many keys where the rows of a group are so many that the
+// tensor cores of Hopper, by warpgroup products, and not memory bound the time.
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "plan/family_planner.h"
+#include "spec/validate.h"
+
+namespace tilewright::plan {
+namespace {
+
+constexpr int64_t kWarpgroupRows = 64;
+constexpr int64_t kPanelColumns = 64;
+constexpr int64_t kPanelRowBytes = 128;
+constexpr int kComputing = 2;  // warpgroups
+// Up to so many rows other families read K and V once, in one tile, and wait for memory.
+constexpr int64_t kRowsOfOneTile = 32;
+constexpr int64_t kRowsOfOneWideTile = 24;
+// More queries, or fewer keys, are left to families for long queries and for small problems.
+constexpr int64_t kMostQueries = 16;
+constexpr int64_t kFewestKeys = 512;
+// Head dims up to which a warpgroup has whole rows of O.
+constexpr int64_t kMostDim = 256;
+constexpr int64_t kMostWideDim = 576;
+// SharedStorage of the kernels beside tiles.
+constexpr int64_t kBytesBesideTiles = 1024;
+constexpr int64_t kWideBytesBesideTiles = 2048;
+
+bool IsWide(const AttentionSpec& spec) { return std::max(spec.dim_qk, spec.dim_v) > kMostDim; }
+
+int64_t PanelBytes(int64_t dim, int64_t rows) {
+  return CeilDiv(dim, kPanelColumns) * rows * kPanelRowBytes;
+}
+
+std::string DimsText(const AttentionSpec& spec) {
+  return absl::StrCat("dim_qk, dim_v = ", spec.dim_qk, ", ", spec.dim_v);
+}
+
+std::string RefusalOf(const PlanRequest& request) {
+  const AttentionSpec& spec = request.spec;
+  if (spec.operation != Operation::kForward) return "operation = bwd: only the forward is served";
+  if (!request.traits.has_wgmma || !request.traits.has_tma) {
+    return absl::StrCat(std::string(request.traits.target), " has no wgmma and no bulk copies");
+  }
+  if (!IsHalf(spec.type) || spec::OutType(spec) != spec.type || spec::KvType(spec) != spec.type) {
+    return "Q, K, V and O must be of one type, fp16 or bf16";
+  }
+  if (spec.strided_innermost) return "strided_innermost: rows must be contiguous";
+  if (spec.dropout != 0) return "dropout is left to families for training";
+  if (spec.block_mask_q != 0 || !spec.mask_snippet.empty()) {
+    return "masks by element are left to other families";
+  }
+  if (!spec.bias.empty() || spec.alibi || !spec.score_snippet.empty() ||
+      spec::EffectiveScale(spec) <= 0) {
+    return "of score policies a softcap is served, over a positive scale";
+  }
+  if (spec.dim_qk % 8 != 0 || spec.dim_v % 8 != 0) {
+    return absl::StrCat(DimsText(spec), ": must be multiples of 8");
+  }
+  // Two halves of O, of whole panels, and a panel of K behind V for the weights.
+  if (IsWide(spec) && (spec.dim_v % (2 * kPanelColumns) != 0 || spec.dim_qk <= spec.dim_v ||
+                       spec.dim_qk > kMostWideDim)) {
+    return absl::StrCat(DimsText(spec), ": above ", kMostDim,
+                        " dim_v must be a multiple of 128 and dim_qk larger, up to ", kMostWideDim);
+  }
+  const int64_t rows = std::max<int64_t>(spec.seqlen_q, 1) * spec::GroupSize(spec);
+  const int64_t few_rows = IsWide(spec) ? kRowsOfOneWideTile : kRowsOfOneTile;
+  if (!request.family.has_value() && rows <= few_rows) {
+    return absl::StrCat("seqlen_q * group = ", rows, ": up to ", few_rows,
+                        " rows wait for memory in any family");
+  }
+  if (!request.family.has_value() &&
+      (spec.seqlen_q > kMostQueries || spec.seqlen_kv < kFewestKeys)) {
+    return absl::StrCat("seqlen_q, seqlen_kv = ", spec.seqlen_q, ", ", spec.seqlen_kv,
+                        ": must be at most ", kMostQueries, " queries over at least ", kFewestKeys,
+                        " keys");
+  }
+  if (spec.seqlen_kv > std::numeric_limits<int32_t>::max() / 2) {
+    return absl::StrCat("seqlen_kv = ", spec.seqlen_kv, ": must be below 2^30");
+  }
+  return "";
+}
+
+bool FitsPages(const AttentionSpec& spec, int64_t copy_rows) {
+  constexpr int64_t kSwizzleRows = 8;
+  return spec.page_size == 0 || spec.page_size % copy_rows == 0 ||
+         (copy_rows % spec.page_size == 0 && spec.page_size % kSwizzleRows == 0);
+}
+
+KernelPlan StartPlan(const PlanRequest& request) {
+  KernelPlan plan;
+  plan.family = Family::kDecodeSm90;
+  plan.target = std::string(request.traits.target);
+  plan.consumers = kComputing;
+  plan.warps = 4 * (kComputing + 1);
+  plan.rows_per_warp = 16;
+  return plan;
+}
+
+// Tiles of the rows of both blocks of a cluster, or of one, best first.
+std::vector<KernelPlan> WidePlans(const PlanRequest& request) {
+  const AttentionSpec& spec = request.spec;
+  std::vector<KernelPlan> plans;
+  for (const int cluster : {2, 1}) {
+    // A second block would have no rows.
+    if (cluster > 1 && spec.seqlen_q * spec::GroupSize(spec) <= kWarpgroupRows) continue;
+    KernelPlan plan = StartPlan(request);
+    plan.column_warps = kComputing;
+    plan.cluster = cluster;
+    plan.block_m = static_cast<int>(kWarpgroupRows) * cluster;
+    plan.block_n = 64;
+    plan.stages = 2;
+    plan.smem_bytes = PanelBytes(spec.dim_qk, kWarpgroupRows + plan.stages * plan.block_n) +
+                      kWideBytesBesideTiles;
+    plans.push_back(plan);
+  }
+  return plans;
+}
+
+std::vector<KernelPlan> PlansOfWholeRows(const PlanRequest& request) {
+  const AttentionSpec& spec = request.spec;
+  std::vector<KernelPlan> plans;
+  for (const int block_n : {128, 64, 32}) {
+    // Scores, weights and O of a thread.
+    constexpr int64_t kTileRegisters = 176;
+    if (block_n / 2 + block_n / 4 + spec.dim_v / 2 > kTileRegisters) continue;
+    KernelPlan plan = StartPlan(request);
+    plan.column_warps = 1;
+    plan.cluster = 1;
+    plan.block_m = static_cast<int>(kWarpgroupRows) * kComputing;
+    plan.block_n = block_n;
+    const int64_t q = PanelBytes(spec.dim_qk, plan.block_m) + kBytesBesideTiles;
+    const int64_t stage = PanelBytes(spec.dim_qk, block_n) + PanelBytes(spec.dim_v, block_n);
+    constexpr int64_t kMostStages = 6;
+    plan.stages =
+        static_cast<int>(std::min(kMostStages, (request.traits.smem_per_block_optin - q) / stage));
+    if (plan.stages < 2) continue;
+    plan.smem_bytes = q + plan.stages * stage;
+    plans.push_back(plan);
+  }
+  return plans;
+}
+
+}  // namespace
+
+FamilyAnswer PlanDecodeSm90(const PlanRequest& request) {
+  FamilyAnswer answer;
+  const AttentionSpec& spec = request.spec;
+  answer.refusal = RefusalOf(request);
+  if (!answer.refusal.empty()) return answer;
+  for (KernelPlan& plan : IsWide(spec) ? WidePlans(request) : PlansOfWholeRows(request)) {
+    if (!FitsPages(spec, plan.block_n / plan.cluster)) continue;
+    plan.step = plan.block_n;
+    plan.split = true;
+    // A sequence's parts must depend on nothing else.
+    if (spec.batch_invariant) plan.chunk = 512 / plan.block_n;
+    plan.slots = std::max(request.board.num_sms, plan.cluster) / plan.cluster;
+    KernelPlan combine = PlanCombine(plan.target, spec.dim_v, /*warps_per_row=*/4);
+    combine.tile_rows = plan.block_m;
+    combine.block_n = plan.block_n;
+    combine.step = plan.step;
+    combine.chunk = plan.chunk;
+    plan.after = {std::move(combine)};
+    answer.plans.push_back(std::move(plan));
+  }
+  if (answer.plans.empty()) {
+    answer.refusal = absl::StrCat("page_size = ", spec.page_size,
+                                  ": must be a multiple of 8 that fits blocks of keys");
+    return answer;
+  }
+  answer.why =
+      absl::StrCat(spec.seqlen_q * spec::GroupSize(spec), " packed rows on the tensor cores, in ",
+                   answer.plans[0].slots, " equal shares of the keys");
+  return answer;
+}
+
+}  // namespace tilewright::plan
