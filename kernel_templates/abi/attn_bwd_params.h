@@ -30,7 +30,8 @@ struct AttnBwdParams {
   // Sums of dQ in fp32, tiles of block_m rows in the order of fragments: see mma/dq_sums.cuh. Null
   // for families without.
   float* dq_sums;
-  i32* dq_turns;      // deterministic: whose turn it is to add to a tile
+  // Deterministic: whose turn it is to add to a tile. Then the counter of the blocks' work.
+  i32* dq_turns;
   i64 tiles_of_head;  // tiles of dq_sums of one head of one batch, or of all packed sequences
   i64 sums_batches;   // batches of dq_sums: 1 where rows are packed
 };

@@ -157,10 +157,10 @@ __device__ __forceinline__ void ClearSums(const Params& params) {
   const i64 threads = static_cast<i64>(gridDim.x) * Config::kWarps * 32;
   const i64 first = static_cast<i64>(blockIdx.x) * Config::kWarps * 32 + threadIdx.x;
   if constexpr (Config::kDeterministic) {
-    // One more than tiles: the counter of the blocks' work.
     const i64 tiles = gradients.sums_batches * params.core.heads_q * gradients.tiles_of_head;
-    for (i64 n = first; n <= tiles; n += threads) gradients.dq_turns[n] = 0;
+    for (i64 n = first; n < tiles; n += threads) gradients.dq_turns[n] = 0;
   }
+  if (first == 0) *WorkCounter<Config>(params) = 0;
   if constexpr (Config::kBiasGradients > 0) {
     for (int t = 0; t < Config::kBiasGradients; ++t) {
       ClearTerm(params.bias_gradients[t], first, threads);

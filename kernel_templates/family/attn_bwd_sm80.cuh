@@ -698,11 +698,7 @@ __device__ __forceinline__ void Run(const Params& params) {
     if constexpr (Config::kDeterministic) {
       __syncthreads();  // the number before it has been read
       if (threadIdx.x == 0) {
-        // The counter lies behind the turns of the tiles.
-        shared.work[0] = atomicAdd(params.gradients.dq_turns + params.gradients.sums_batches *
-                                                                   params.core.heads_q *
-                                                                   params.gradients.tiles_of_head,
-                                   1);
+        shared.work[0] = atomicAdd(WorkCounter<Config>(params), 1);
       }
       __syncthreads();
       at = shared.work[0];

@@ -3,9 +3,9 @@
 // it.
 //
 // Algorithm FlashAttention-3's backward (Shah et al., arXiv 2407.08608) with keys on the M side. A
-//           block owns kBlockN keys of one (batch, key/value head), a warpgroup 64 of them. K and V
-//           stay in shared memory, the sums of dK and dV in registers; the block walks over the
-//           tiles of kBlockM rows of every query head of the group. A step:
+//           block has kBlockN keys of one (batch, key/value head) at a time, a warpgroup 64 of them.
+//           K and V stay in shared memory, the sums of dK and dV in registers; the block walks over
+//           the tiles of kBlockM rows of every query head of the group. A step:
 //             S = K Q^T,  P = exp2(S - lse),  dP = V dO^T,  dS = P (dP - delta)
 //             dV += P dO,  dK += dS Q         P and dS from registers
 //             dQ = dS^T K                     dS through shared memory, of all keys; added to
@@ -19,29 +19,37 @@
 //           when S has arrived or, with 128 rows, whose weights take longer, when dP has been
 //           issued. (With dQ first ptxas finds too few registers, C7512.) Steps -2 and
 //           -1 are of no rows: they multiply zeros while the first copies are under way.
-// Warps     Warpgroup 0 loads: thread 0 by tensor maps, warps 1 to 3 the row statistics and what no
-//           tensor map describes. Warpgroups 1 and 2 compute. Of dQ each has 64 rows or, where
-//           kBlockM is 64, 64 columns.
-// Barriers  kv_full        a loading warp each, and the bytes
+// Tiles     Blocks draw tiles of keys until there are none, and do not stop between two of them: the
+//           first step of a tile still makes dV, dK and dQ of the one before, whose sums then go
+//           to memory from registers. K has two places, since dQ is late; V is loaded again while
+//           the products before dP are made.
+// Warps     Warpgroup 0 loads: thread 0 by tensor maps, warps 1 and 2 the row statistics and what no
+//           tensor map describes; warp 3 finds tiles. Warpgroups 1 and 2 compute. Of dQ each has 64
+//           rows or, where kBlockM is 64, 64 columns.
+// Barriers  tile_full[t]   warp 3
+//           tile_empty[t]  a loading warp each, and a computing warp each, when its sums are in
+//                          memory
+//           k_full[t], v_full  thread 0 and the bytes, or warps 1 and 2
+//           k_empty[t]     a computing warp each, after the last dQ of the tile
+//           v_empty        a computing warp each, after the last dP of the tile
 //           rows_full[s]   a loading warp each, and the bytes
 //           rows_empty[s]  a computing warp each, after dV and dK of the step
 //           ds_full[s]     a computing warp each, when it has written its dS
 //           ds_empty[s]    a computing warp each, after dQ
-//           named 1        the computing warpgroups, when all have read K and V
-//           named 2 + w    warpgroup w of them, around its dK and dV in shared memory
-//           named 4 + w    warpgroup w of them, which waits for its turn, and the other
+//           named 1        the computing warpgroups, when both have cleared what steps -2 and -1 read
+//           named 2 + w    warpgroup w of them, which waits for its turn, and the other
 // dQ turns  kDeterministic: the blocks of keys add to a tile of dQ one after the other, the last
 //           first, so that under a causal mask, where these get to a tile first, nobody waits long.
 //           A warp asks at the start of a step whose turn it is, and counts itself at the end of
 //           it, when its addition has been made. Blocks draw numbers, so none waits for one that
 //           has not begun.
 // Masks     By selection of P and dS. A NaN of a masked key stays within its tile.
-// Shared    k, v   [panel][kBlockN][64]           rows of 128 bytes, 128-byte swizzle, panels of 64
-//           q, d_o [kStages][panel][kBlockM][64]  columns; columns beyond the dim are zeros
+// Shared    k      [2][panel][kBlockN][64]        rows of 128 bytes, 128-byte swizzle, panels of 64
+//           v      [panel][kBlockN][64]           columns; columns beyond the dim are zeros
+//           q, d_o [kStages][panel][kBlockM][64]
 //           ds     [2][kBlockM / 64][kBlockN][64]  a row a key
 //           dq     [warp][fragment][128]          a warp's part of dQ on its way to memory
 //           lse (log2), delta  [2][kBlockM], in the order of LaneRows
-//           dK and dV in the end over k and v
 #ifndef TILEWRIGHT_FAMILY_ATTN_BWD_SM90_CUH_
 #define TILEWRIGHT_FAMILY_ATTN_BWD_SM90_CUH_
 
@@ -56,6 +64,7 @@
 #include "mma/bwd_consumer.cuh"
 #include "mma/bwd_key_tiles.cuh"
 #include "mma/dq_sums.cuh"
+#include "mma/quad_rows.cuh"
 #include "policy/alibi_gradient.cuh"
 #include "policy/dropout.cuh"
 #include "policy/kv_rows.cuh"
@@ -81,9 +90,9 @@ namespace tilewright {
 namespace bwd_sm90 {
 
 inline constexpr int kConsumersBarrier = 1;
-inline constexpr int kFirstStoreBarrier = 2;
-inline constexpr int kFirstTurnBarrier = 4;
+inline constexpr int kFirstTurnBarrier = 2;
 inline constexpr int kDsStages = 2;
+inline constexpr int kTileStages = 2;  // of tiles of keys, and of K
 
 template <class Config>
 struct Shape {
@@ -111,13 +120,14 @@ struct Shape {
   static constexpr int kDqTiles = kByRows ? kQkTiles : kPanelColumns / 8;
   static constexpr int kFloatsOfDqTile = Config::kBlockM * kQkTiles * 8;
   static constexpr int kFloatsOfFragment = 128;
+  static constexpr int kCopyThreads = 64;
   static constexpr bool kBeginsWithZeros = true;
   static constexpr bool kWarpgroupsShareKeys = false;
 };
 
 template <class Config>
 struct alignas(1024) SharedStorage {
-  u16 k[Shape<Config>::kPanelsQk][Config::kBlockN][kPanelColumns];
+  u16 k[kTileStages][Shape<Config>::kPanelsQk][Config::kBlockN][kPanelColumns];
   u16 v[Shape<Config>::kPanelsV][Config::kBlockN][kPanelColumns];
   u16 q[Config::kStages][Shape<Config>::kPanelsQk][Config::kBlockM][kPanelColumns];
   u16 d_o[Config::kStages][Shape<Config>::kPanelsV][Config::kBlockM][kPanelColumns];
@@ -126,8 +136,13 @@ struct alignas(1024) SharedStorage {
                       [Shape<Config>::kFloatsOfFragment];
   alignas(16) float lse[kStatsStages][Config::kBlockM];
   alignas(16) float delta[kStatsStages][Config::kBlockM];
-  KeyTile tile;  // registers are scarce
-  alignas(8) u64 kv_full;
+  KeyTile tiles[kTileStages];  // one without steps: there are no more
+  alignas(8) u64 tile_full[kTileStages];
+  u64 tile_empty[kTileStages];
+  u64 k_full[kTileStages];
+  u64 k_empty[kTileStages];
+  u64 v_full;
+  u64 v_empty;
   u64 rows_full[Config::kStages];
   u64 rows_empty[Config::kStages];
   u64 ds_full[kDsStages];
@@ -154,8 +169,10 @@ struct Consumer : ConsumerBase<Config, Params> {
   using Mask = typename Config::Mask;
   using Wgmma = typename Config::Wgmma;
 
-  Ring<Config::kStages> rows;
+  // Their parities say which place something has, and what the barriers of the place wait for.
+  u32 tiles = 0;     // of keys so far
   u32 ds_count = 0;  // of steps so far, -2 and -1 included
+  bool adds = true;  // the step before was not the first of its tile
 
   // Layouts as in ptx/wgmma.cuh: rows are keys, but for dq.
   float dk[S::kSumsK];
@@ -225,6 +242,7 @@ struct Consumer : ConsumerBase<Config, Params> {
     ptx::AccumulatorsReady(dq);
     WarpArrives(shared.ds_empty[n % kDsStages]);
     if (target.tile < 0) return;
+    if (target.keys % 2 != 0 && lane() == 0) Arrive(shared.k_empty[target.keys / 2 % kTileStages]);
     // The addition before must have read its place.
     if (lane() == 0) ptx::cp_async_bulk_wait_group_read_0();
     __syncwarp();
@@ -273,25 +291,71 @@ struct Consumer : ConsumerBase<Config, Params> {
     ptx::bar_arrive(kFirstTurnBarrier + 1 - warpgroup, S::kConsumerThreads);
   }
 
-  // The stage of the step before.
-  __device__ __forceinline__ int StageBefore() const {
-    return rows.stage == 0 ? Config::kStages - 1 : rows.stage - 1;
+  // Of this step, and of the one before.
+  __device__ __forceinline__ int Stage() const { return ds_count % Config::kStages; }
+  __device__ __forceinline__ int StageBefore() const { return (ds_count - 1) % Config::kStages; }
+
+  __device__ __forceinline__ u64 KeysOfDq(const DqTarget& target) const {
+    return PartOf(shared.k[target.keys / 2 % kTileStages], !S::kByRows);
   }
 
   // dV and dK of the step before.
   __device__ __forceinline__ void IssueDvDk() {
     const int stage = StageBefore();
-    Wgmma::Dv(dv, p, RowsOf(shared.d_o[stage]));
-    Wgmma::Dk(dk, ds, RowsOf(shared.q[stage]));
+    Wgmma::Dv(dv, p, RowsOf(shared.d_o[stage]), adds);
+    Wgmma::Dk(dk, ds, RowsOf(shared.q[stage]), adds);
     ptx::wgmma_commit_group();
   }
 
-  // `before`: where dQ of the step before the last one goes. No product may stand under a
-  // condition, which would cost ptxas the pipeline (C7515).
-  __device__ __forceinline__ void Step(int q_begin, bool full, const DqTarget& before) {
+  // A gradient of the tile to memory, from its sums.
+  template <int kColumns>
+  __device__ __forceinline__ void StoreSums(const float (&sums)[kColumns / 2], float scale,
+                                            void* tensor, const abi::TensorStrides& strides,
+                                            const KeyTile& tile) const {
+    constexpr int kTiles = kColumns / kFragmentColumns;
+    constexpr int kGroups = (kTiles + kFragmentsOfGroup - 1) / kFragmentsOfGroup;
+    const bool wide = (params.sm90.by_threads & abi::kGradientsByThreads) == 0;
+    const i64 first = i64{tile.kv_begin} + this->Key(0);
+    Element* const row = static_cast<Element*>(tensor) + tile.batch * strides.batch +
+                         tile.head_kv * strides.head + first * strides.seq;
+    const i64 rows = SeqlenKv<Config>(params) - first;
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      u32 upper[kFragmentsOfGroup] = {}, lower[kFragmentsOfGroup] = {};
+#pragma unroll
+      for (int n = 0; n < kFragmentsOfGroup; ++n) {
+        const int t = group * kFragmentsOfGroup + n;
+        if (t >= kTiles) break;
+        upper[n] = ptx::cvt_rn_x2_f32(sums[4 * t + 1] * scale, sums[4 * t] * scale, Element{});
+        lower[n] = ptx::cvt_rn_x2_f32(sums[4 * t + 3] * scale, sums[4 * t + 2] * scale, Element{});
+      }
+      TransposeInQuad(upper);
+      TransposeInQuad(lower);
+      const int column = (group * kFragmentsOfGroup + lane() % 4) * kFragmentColumns;
+      if (column >= kColumns) continue;
+      if (rows > 0) StoreChunk(row + column, upper, kFragmentColumns, wide);
+      if (rows > 8) StoreChunk(row + 8 * strides.seq + column, lower, kFragmentColumns, wide);
+    }
+  }
+
+  // dK and dV of the tile in `stage`, whose sums are complete.
+  __device__ __forceinline__ void StoreTile(int stage) {
+    const KeyTile& tile = shared.tiles[stage];
+    const abi::AttnBwdParams& gradients = params.gradients;
+    StoreSums<Config::kHeadDimV>(dv, 1.f, gradients.d_v, gradients.d_v_strides, tile);
+    StoreSums<Config::kHeadDimQk>(dk, params.core.scale, gradients.d_k, gradients.d_k_strides,
+                                  tile);
+    WarpArrives(shared.tile_empty[stage]);
+  }
+
+  // `target`: where dQ of this step goes; `before`: that of the step before the last one. `first`
+  // of the tile. No product may stand under a condition, which would cost ptxas the pipeline
+  // (C7515).
+  __device__ __forceinline__ void Step(int q_begin, bool full, bool first, const DqTarget& target,
+                                       const DqTarget& before) {
     float dq[4 * S::kDqTiles];
     float s[S::kPairs], dp[S::kPairs];
-    const int stage = rows.stage;
+    const int stage = Stage(), place = tiles % kTileStages;
     i32 counted = 0;
     if constexpr (Config::kDeterministic) {
       if (before.tile >= 0) counted = ptx::ld_relaxed_gpu_s32(CounterOf(before));
@@ -300,22 +364,27 @@ struct Consumer : ConsumerBase<Config, Params> {
     ptx::wgmma_fence();
     IssueDvDk();
     // In place of keys that are still on their way, the zeros of step -1.
+    const bool very_first = ds_count == kDsStages;
     IssueDq(dq, ds_count - 2,
-            ds_count == kDsStages ? Descriptor(shared.q[Config::kStages - 1], Config::kBlockN)
-                                  : PartOf(shared.k, !S::kByRows));
+            very_first ? Descriptor(shared.q[Config::kStages - 1], Config::kBlockN)
+                       : KeysOfDq(before));
     ptx::wgmma_wait_group<1>();
     // The earlier, the better: the next rows are loaded in their place.
-    const bool first = ds_count == kDsStages;
-    if (!first) WarpArrives(shared.rows_empty[StageBefore()]);
-    Wait(shared.kv_full, 0);
-    Wait(shared.rows_full[stage], rows.parity);
+    if (!very_first) WarpArrives(shared.rows_empty[StageBefore()]);
+    ptx::AccumulatorsReady(dk);
+    ptx::AccumulatorsReady(dv);
+    if (first && !very_first) StoreTile(place ^ 1);
+    adds = !first;
+    Wait(shared.k_full[place], tiles / kTileStages % 2);
+    Wait(shared.rows_full[stage], (ds_count - kDsStages) / Config::kStages % 2);
     ptx::wgmma_fence();
-    Wgmma::Scores(s, KeysOf(shared.k), RowsOf(shared.q[stage]));
+    Wgmma::Scores(s, KeysOf(shared.k[place]), RowsOf(shared.q[stage]));
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();
     AddDq(dq, ds_count - 2, before, counted);
     // Not before dQ of step -2 has read its zeros.
-    if (first) WarpArrives(shared.rows_empty[StageBefore()]);
+    if (very_first) WarpArrives(shared.rows_empty[StageBefore()]);
+    Wait(shared.v_full, tiles % 2);
     ptx::wgmma_fence();
     Wgmma::WeightGradients(dp, KeysOf(shared.v), RowsOf(shared.d_o[stage]));
     ptx::wgmma_commit_group();
@@ -330,6 +399,7 @@ struct Consumer : ConsumerBase<Config, Params> {
     }
     ptx::wgmma_wait_group<0>();
     ptx::AccumulatorsReady(dp);
+    if (target.keys % 2 != 0) WarpArrives(shared.v_empty);
     if (full) {
       PackStep<true>(s, dp);
     } else {
@@ -339,7 +409,6 @@ struct Consumer : ConsumerBase<Config, Params> {
     this->template StoreRows<Config::kBlockM / 8>(shared.ds[ds_count % kDsStages], ds);
     PassDs();
     EndDqTurn(before);
-    rows.Advance();
   }
 
   template <class Tile>
@@ -364,11 +433,9 @@ struct Consumer : ConsumerBase<Config, Params> {
     PassDs();
   }
 
-  __device__ __forceinline__ void Steps(const KeyTile& tile) {
+  // Of this tile; `before`: where dQ of the last two steps goes.
+  __device__ __forceinline__ void Steps(const KeyTile& tile, DqTarget (&before)[2]) {
     FindRows(tile);
-    ClearFirstOperands();
-    if (warpgroup == 1) PassTurn();
-    DqTarget before[2];
 #pragma unroll 1
     for (int g = 0; g < Config::kGroup; ++g) {
       Problem problem = ProblemOf<Config>(tile, params);
@@ -376,83 +443,232 @@ struct Consumer : ConsumerBase<Config, Params> {
       const int first = static_cast<int>(DqTile(problem, 0, Config::kBlockM, params));
 #pragma unroll 1
       for (int m = tile.begin; m < tile.end; ++m) {
-        Step(m * Config::kBlockM, m >= tile.full_begin && m < tile.full_end, before[0]);
+        DqTarget target;
+        target.tile = first + m;
+        target.keys = 2 * tiles + (g == Config::kGroup - 1 && m == tile.end - 1 ? 1 : 0);
+        if constexpr (Config::kDeterministic) {
+          target.warps_before = this->WarpsBefore(problem, m, tile.kv_begin);
+        }
+        Step(m * Config::kBlockM, m >= tile.full_begin && m < tile.full_end,
+             g == 0 && m == tile.begin, target, before[0]);
         before[0] = before[1];
-        before[1].tile = first + m;
-        if constexpr (Config::kDeterministic)
-          before[1].warps_before = this->WarpsBefore(problem, m);
+        before[1] = target;
       }
     }
-    // Takes what the last step of the other warpgroup passes.
-    if (warpgroup == 0) WaitTurn();
-    float dq[4 * S::kDqTiles];
-    const u64 keys = PartOf(shared.k, !S::kByRows);
-    ptx::wgmma_fence();
-    IssueDvDk();
-    IssueDq(dq, ds_count - 2, keys);
-    ptx::wgmma_wait_group<0>();
-    AddDq(dq, ds_count - 2, before[0], /*counted=*/0);
-    EndDqTurn(before[0]);
-    IssueDq(dq, ds_count - 1, keys);
-    ptx::wgmma_wait_group<0>();
-    AddDq(dq, ds_count - 1, before[1], /*counted=*/0);
-    EndDqTurn(before[1]);
   }
 
-  // dK and dV of the tile, from the sums.
-  __device__ __forceinline__ void Finish(const KeyTile& tile) {
-    u32 packed_k[S::kSumsK / 2], packed_v[S::kSumsV / 2];
-#pragma unroll
-    for (int n = 0; n < S::kSumsK / 2; ++n) {
-      packed_k[n] = ptx::cvt_rn_x2_f32(dk[2 * n + 1] * params.core.scale,
-                                       dk[2 * n] * params.core.scale, Element{});
-    }
-#pragma unroll
-    for (int n = 0; n < S::kSumsV / 2; ++n) {
-      packed_v[n] = ptx::cvt_rn_x2_f32(dv[2 * n + 1], dv[2 * n], Element{});
-    }
-    ptx::bar_sync(kConsumersBarrier, S::kConsumerThreads);
-    this->template StoreRows<Config::kHeadDimQk / 8>(shared.k, packed_k);
-    this->template StoreRows<Config::kHeadDimV / 8>(shared.v, packed_v);
-    ptx::fence_proxy_async_shared();
-    ptx::bar_sync(kFirstStoreBarrier + warpgroup, kWarpgroup);
-    const abi::AttnBwdParams& gradients = params.gradients;
-    this->template StoreGradient<Config::kHeadDimV, S::kPanelsV>(
-        shared.v, &params.sm90.d_v, gradients.d_v, gradients.d_v_strides, tile);
-    this->template StoreGradient<Config::kHeadDimQk, S::kPanelsQk>(
-        shared.k, &params.sm90.d_k, gradients.d_k, gradients.d_k_strides, tile);
-    if ((params.sm90.by_threads & abi::kGradientsByThreads) != 0) {
-      ptx::bar_sync(kFirstStoreBarrier + warpgroup, kWarpgroup);
-    }
-    if (thread == 0) ptx::cp_async_bulk_commit_group();
-  }
-
-  __device__ __forceinline__ void ComputeTile(const KeyTile& tile) {
+  // All tiles of this block.
+  __device__ __forceinline__ void Compute() {
 #pragma unroll
     for (int n = 0; n < S::kSumsK; ++n) dk[n] = 0;
 #pragma unroll
     for (int n = 0; n < S::kSumsV; ++n) dv[n] = 0;
-    if (tile.HasSteps()) {
-      Steps(tile);
-      ptx::AccumulatorsReady(dk);
-      ptx::AccumulatorsReady(dv);
+    ClearFirstOperands();
+    if (warpgroup == 1) PassTurn();
+    DqTarget before[2];
+#pragma unroll 1
+    for (;;) {
+      const int place = tiles % kTileStages;
+      Wait(shared.tile_full[place], tiles / kTileStages % 2);
+      const KeyTile& tile = shared.tiles[place];
+      if (!tile.HasSteps()) break;
+      Steps(tile, before);
+      ++tiles;
     }
-    Finish(tile);
-    // Shared memory must outlive the copies and additions that read it.
+    if (tiles == 0) return;
+    // Takes what the last step of the other warpgroup passes.
+    if (warpgroup == 0) WaitTurn();
+    float dq[4 * S::kDqTiles];
+    ptx::wgmma_fence();
+    IssueDvDk();
+    IssueDq(dq, ds_count - 2, KeysOfDq(before[0]));
+    ptx::wgmma_wait_group<0>();
+    ptx::AccumulatorsReady(dk);
+    ptx::AccumulatorsReady(dv);
+    AddDq(dq, ds_count - 2, before[0], /*counted=*/0);
+    EndDqTurn(before[0]);
+    IssueDq(dq, ds_count - 1, KeysOfDq(before[1]));
+    ptx::wgmma_wait_group<0>();
+    AddDq(dq, ds_count - 1, before[1], /*counted=*/0);
+    EndDqTurn(before[1]);
+    StoreTile((tiles - 1) % kTileStages);
+    // Shared memory must outlive the additions that read it.
     if (lane() == 0) ptx::cp_async_bulk_wait_group_read_0();
+  }
+};
+
+// ---- the loading warpgroup
+
+template <class Config, class Params>
+struct TileLoader : Loader<Config, Params> {
+  using Base = Loader<Config, Params>;
+  using Base::params;
+  using Base::ring;
+  using Base::shared;
+  using S = Shape<Config>;
+
+  Ring<kTileStages> tiles;  // which is loaded
+
+  __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  __device__ __forceinline__ bool KeysByThreads() const {
+    return (params.sm90.by_threads & abi::kKvByThreads) != 0;
+  }
+
+  // ---- warp 3
+
+  // Zeros for keys that no row sees.
+  template <int kColumns>
+  __device__ __forceinline__ void ClearGradient(void* tensor, const abi::TensorStrides& strides,
+                                                const KeyTile& tile) const {
+    const int rows = static_cast<int>(
+        Min(SeqlenKv<Config>(params) - tile.kv_begin, i64{Config::kBlockN}));
+    u16* const out = static_cast<u16*>(tensor) + tile.batch * strides.batch +
+                     tile.head_kv * strides.head + tile.kv_begin * strides.seq;
+#pragma unroll 1
+    for (int row = 0; row < rows; ++row) {
+#pragma unroll 1
+      for (int column = lane(); column < kColumns; column += 32) {
+        out[row * strides.seq + column] = 0;
+      }
+    }
+  }
+
+  __device__ __forceinline__ u32 NextNumber() const {
+    return DrawNumber<Config>(params) + (Config::kDeterministic ? 0 : gridDim.x);
+  }
+
+  // Tiles that have steps, and then one without.
+  __device__ __forceinline__ void FindTiles() {
+    u32 number = Config::kDeterministic ? NextNumber() : blockIdx.x;
+#pragma unroll 1
+    while (number < params.sm90.tiles) {
+      const KeyTile tile = FindTile<Config>(number, params);
+      if (tile.HasSteps()) {
+        Pass(tile);
+      } else {
+        const abi::AttnBwdParams& gradients = params.gradients;
+        ClearGradient<Config::kHeadDimQk>(gradients.d_k, gradients.d_k_strides, tile);
+        ClearGradient<Config::kHeadDimV>(gradients.d_v, gradients.d_v_strides, tile);
+      }
+      number = NextNumber();
+    }
+    Pass({});
+  }
+  __device__ __forceinline__ void Pass(const KeyTile& tile) {
+    Wait(shared.tile_empty[tiles.stage], tiles.parity ^ 1);
+    if (lane() == 0) shared.tiles[tiles.stage] = tile;
+    WarpArrives(shared.tile_full[tiles.stage]);
+    tiles.Advance();
+  }
+
+  // ---- thread 0
+
+  __device__ __forceinline__ void LoadKByMap(const KeyTile& tile) const {
+    if (KeysByThreads()) return;
+    const u64& full = shared.k_full[tiles.stage];
+    Wait(shared.k_empty[tiles.stage], tiles.parity ^ 1);
+    ptx::mbarrier_arrive_expect_tx(ptx::SharedAddress(&full), S::kBytesK);
+    Base::template LoadPanels<S::kPanelsQk>(shared.k[tiles.stage], &params.sm90.k, full,
+                                            tile.kv_begin, tile.head_kv, tile.batch);
+  }
+  __device__ __forceinline__ void LoadVByMap(const KeyTile& tile) const {
+    if (KeysByThreads()) return;
+    Wait(shared.v_empty, tiles.stage ^ 1);
+    ptx::mbarrier_arrive_expect_tx(ptx::SharedAddress(&shared.v_full), S::kBytesV);
+    Base::template LoadPanels<S::kPanelsV>(shared.v, &params.sm90.v, shared.v_full, tile.kv_begin,
+                                           tile.head_kv, tile.batch);
+  }
+
+  __device__ __forceinline__ void LoadByMaps() {
+#pragma unroll 1
+    for (;;) {
+      Wait(shared.tile_full[tiles.stage], tiles.parity);
+      const KeyTile& tile = shared.tiles[tiles.stage];
+      if (!tile.HasSteps()) return;
+      LoadKByMap(tile);
+      const int first = tile.head_kv * Config::kGroup;
+#pragma unroll 1
+      for (int g = 0; g < Config::kGroup; ++g) {
+#pragma unroll 1
+        for (int m = tile.begin; m < tile.end; ++m) {
+          this->LoadRowsByMap(tile, first + g, m);
+          // Its place becomes free after that of the rows.
+          if (g == 0 && m == tile.begin) LoadVByMap(tile);
+          ring.Advance();
+        }
+      }
+      Arrive(shared.tile_empty[tiles.stage]);
+      tiles.Advance();
+    }
+  }
+
+  // ---- warps 1 and 2
+
+  __device__ __forceinline__ void LoadKByThreads(const KeyTile& tile) const {
+    if (!KeysByThreads()) return;
+    Wait(shared.k_empty[tiles.stage], tiles.parity ^ 1);
+    const abi::AttnFwdParams& core = params.core;
+    CopyTile<S::kCopyThreads, Config::kHeadDimQk, S::kPanelsQk>(
+        shared.k[tiles.stage],
+        Base::RowsOf(core.k, core.k_strides, tile.batch, tile.head_kv, tile.kv_begin),
+        core.k_strides.seq, SeqlenKv<Config>(params) - tile.kv_begin);
+    WarpArrives(shared.k_full[tiles.stage]);
+  }
+  __device__ __forceinline__ void LoadVByThreads(const KeyTile& tile) const {
+    if (!KeysByThreads()) return;
+    Wait(shared.v_empty, tiles.stage ^ 1);
+    const abi::AttnFwdParams& core = params.core;
+    CopyTile<S::kCopyThreads, Config::kHeadDimV, S::kPanelsV>(
+        shared.v, Base::RowsOf(core.v, core.v_strides, tile.batch, tile.head_kv, tile.kv_begin),
+        core.v_strides.seq, SeqlenKv<Config>(params) - tile.kv_begin);
+    WarpArrives(shared.v_full);
+  }
+
+  __device__ __forceinline__ void LoadByThreads() {
+#pragma unroll 1
+    for (;;) {
+      Wait(shared.tile_full[tiles.stage], tiles.parity);
+      const KeyTile& tile = shared.tiles[tiles.stage];
+      if (!tile.HasSteps()) return;
+      LoadKByThreads(tile);
+      const int first = tile.head_kv * Config::kGroup;
+#pragma unroll 1
+      for (int g = 0; g < Config::kGroup; ++g) {
+#pragma unroll 1
+        for (int m = tile.begin; m < tile.end; ++m) {
+          this->LoadRowsByThreads(tile, first + g, m);
+          if (g == 0 && m == tile.begin) LoadVByThreads(tile);
+          ring.Advance();
+        }
+      }
+      WarpArrives(shared.tile_empty[tiles.stage]);
+      tiles.Advance();
+    }
   }
 };
 
 template <class Config, class Params>
 __device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared,
                                                  const Params& params) {
-  FindTileOfBlock<Config>(shared.tile, params);
-  if (threadIdx.x == 32) {
+  using S = Shape<Config>;
+  if (threadIdx.x == 0) {
+    const auto init = [](u64& barrier, u32 arrivals) {
+      ptx::mbarrier_init(ptx::SharedAddress(&barrier), arrivals);
+    };
+    const bool by_threads = (params.sm90.by_threads & abi::kKvByThreads) != 0;
+    const u32 loaders = by_threads ? S::kCopyThreads / 32 : 1;
+    for (int stage = 0; stage < kTileStages; ++stage) {
+      init(shared.tile_full[stage], 1);
+      init(shared.tile_empty[stage], 1 + S::kCopyThreads / 32 + S::kConsumerWarps);
+      init(shared.k_full[stage], loaders);
+      init(shared.k_empty[stage], S::kConsumerWarps);
+    }
+    init(shared.v_full, loaders);
+    init(shared.v_empty, S::kConsumerWarps);
     InitialiseRowBarriers<Config>(shared);
     for (int stage = 0; stage < kDsStages; ++stage) {
-      ptx::mbarrier_init(ptx::SharedAddress(&shared.ds_full[stage]), Shape<Config>::kConsumerWarps);
-      ptx::mbarrier_init(ptx::SharedAddress(&shared.ds_empty[stage]),
-                         Shape<Config>::kConsumerWarps);
+      init(shared.ds_full[stage], S::kConsumerWarps);
+      init(shared.ds_empty[stage], S::kConsumerWarps);
     }
     ptx::fence_mbarrier_init();
   }
@@ -470,7 +686,7 @@ __device__ __forceinline__ void Run(const Params& params) {
                 "tensor maps end where the longest sequence does");
   static_assert(Config::KvRows::kIsDense);
   static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0);
-  static_assert(S::kConsumers == 2 && Config::kStages >= 2);
+  static_assert(S::kConsumers == 2 && Config::kStages == kDsStages);
   static_assert(
       S::kByRows ? S::kPanelsQk == 1 && S::kPanelsM == 2 : S::kPanelsQk == 2 && S::kPanelsM == 1,
       "two warpgroups share dQ");
@@ -480,20 +696,20 @@ __device__ __forceinline__ void Run(const Params& params) {
   // runs.
   ptx::griddepcontrol_launch_dependents();
   InitialiseShared(shared, params);
-  const KeyTile& tile = shared.tile;
   const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp < kLoadingWarps) {
     ptx::setmaxnreg_dec<Config::kLoaderRegisters>();
-    Loader<Config, Params> loader = {shared, params};
-    if (warp > 0) {
-      loader.template LoadTile<false>(tile);
+    TileLoader<Config, Params> loader = {{shared, params}};
+    if (warp == kLoadingWarps - 1) {
+      loader.FindTiles();
+    } else if (warp > 0) {
+      loader.LoadByThreads();
     } else if (threadIdx.x == 0) {
-      loader.template LoadTile<true>(tile);
+      loader.LoadByMaps();
     }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-    Consumer<Config, Params> consumer(shared, params);
-    consumer.ComputeTile(tile);
+    Consumer<Config, Params>(shared, params).Compute();
   }
 }
 

@@ -82,6 +82,7 @@ struct Shape {
   static constexpr int kFloatsOfFragment = 128;
   static constexpr int kFloatsOfDqTile = Config::kBlockM * kQkTiles * 8;
   static constexpr int kLaneRows = 4;
+  static constexpr int kCopyThreads = 96;
   static constexpr bool kBeginsWithZeros = false;
   static constexpr bool kWarpgroupsShareKeys = true;
 };
@@ -234,11 +235,11 @@ struct Consumer : ConsumerBase<Config, Params> {
     if constexpr (kMakesWeights) {
       MakeWeights(q_begin, full);
       ptx::wgmma_fence();
-      Wgmma::Dv(sums, packed, RowsOf(shared.d_o[stage]));
+      Wgmma::Dv(sums, packed, RowsOf(shared.d_o[stage]), /*adds=*/1);
     } else {
       MakeGradients(full);
       ptx::wgmma_fence();
-      Wgmma::Dk(sums, packed, RowsOf(shared.q[stage]));
+      Wgmma::Dk(sums, packed, RowsOf(shared.q[stage]), /*adds=*/1);
     }
     ptx::wgmma_commit_group();
     Wait(shared.ds_full, step % 2);
@@ -283,7 +284,7 @@ struct Consumer : ConsumerBase<Config, Params> {
       for (int m = tile.begin; m < tile.end; ++m) {
         DqTarget target;
         target.tile = first + m;
-        if constexpr (Config::kDeterministic) target.warps_before = this->WarpsBefore(problem, m);
+        if constexpr (Config::kDeterministic) target.warps_before = this->WarpsBefore(problem, m, tile.kv_begin);
         Step(m * Config::kBlockM, m >= tile.full_begin && m < tile.full_end, target, before);
         before = target;
       }
@@ -338,6 +339,7 @@ __device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared,
                                                  const Params& params) {
   FindTileOfBlock<Config>(shared.tile, params);
   if (threadIdx.x == 32) {
+    ptx::mbarrier_init(ptx::SharedAddress(&shared.kv_full), kLoadingWarps);
     InitialiseRowBarriers<Config>(shared);
     ptx::mbarrier_init(ptx::SharedAddress(&shared.p_full), kWarpgroup / 32);
     ptx::mbarrier_init(ptx::SharedAddress(&shared.ds_full), kWarpgroup / 32);

@@ -25,6 +25,9 @@ namespace bwd_sm90 {
 struct DqTarget {
   int tile = -1;         // of dQ; negative: nowhere
   i32 warps_before = 0;  // deterministic: that add to it before this block's
+  // Where a block has several tiles of keys, which are numbered: twice the number of this one, and 1
+  // in its last step.
+  u32 keys = 0;
 };
 
 template <class Config, class Params>
@@ -56,12 +59,12 @@ struct ConsumerBase {
     return params.gradients.dq_turns + target.tile;
   }
 
-  // Warps that add to the tile m of dQ before those of this block.
-  __device__ __forceinline__ i32 WarpsBefore(const Problem& problem, i64 m) const {
+  // Warps that add to the tile m of dQ before those of the block with keys from kv_begin on.
+  __device__ __forceinline__ i32 WarpsBefore(const Problem& problem, i64 m, int kv_begin) const {
     const i64 keys_end =
         KeysOfRows<Mask>(problem, RowsOfTile(problem, m, Config::kBlockM), params).end;
     return static_cast<i32>(CeilDiv(keys_end, Config::kBlockN) - 1 -
-                            shared.tile.kv_begin / Config::kBlockN) *
+                            kv_begin / Config::kBlockN) *
            S::kConsumerWarps;
   }
 

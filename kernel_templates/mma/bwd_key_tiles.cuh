@@ -3,10 +3,12 @@
 //
 // A family defines, for its Config,
 //   Shape          kPanelsQk, kPanelsV, kBytesK, kBytesV, kBytesQ, kBytesDo: of tiles in shared
-//                  memory; kConsumerWarps; kLaneRows: statistics that a lane reads at a time, 2 or
-//                  4; kBeginsWithZeros: whether the last stage of rows holds what a step before the
+//                  memory; kConsumerWarps; kCopyThreads: those of the warps from 1 on that load what
+//                  no map describes; kLaneRows: statistics that a lane reads at a time, 2 or 4;
+//                  kBeginsWithZeros: whether the last stage of rows holds what a step before the
 //                  first one reads
-//   SharedStorage  k, v, q, d_o, lse, delta, tile, kv_full, rows_full, rows_empty
+//   SharedStorage  k, v, q, d_o, lse, delta, rows_full, rows_empty; where a block has one tile of
+//                  keys, also tile, kv_full
 #ifndef TILEWRIGHT_MMA_BWD_KEY_TILES_CUH_
 #define TILEWRIGHT_MMA_BWD_KEY_TILES_CUH_
 
@@ -15,6 +17,7 @@
 #include "core/math.cuh"
 #include "core/problem.cuh"
 #include "core/warp_reduce.cuh"
+#include "mma/dq_sums.cuh"
 #include "policy/row_tiles.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/griddep.cuh"
@@ -30,7 +33,6 @@ inline constexpr int kPanelColumns = 64;   // 128 bytes, the width of the swizzl
 inline constexpr int kRowBytes = 128;      // of a panel
 inline constexpr int kUnit = 16;           // bytes that a descriptor counts in
 inline constexpr int kLoadingWarps = 4;
-inline constexpr int kCopyThreads = 96;
 inline constexpr int kStatsStages = 2;
 
 template <class Config>
@@ -87,15 +89,16 @@ __device__ __forceinline__ Problem ProblemOf(const KeyTile& tile, const Params& 
 // thread alone takes some thousand clocks for these.
 struct SearchByWarp {
   template <class Holds>
-  __device__ __forceinline__ static i64 First(i64 low, i64 high, const Holds& holds) {
-    const i64 lane = threadIdx.x % 32;
+  __device__ __forceinline__ static i64 First(i64 from, i64 to, const Holds& holds) {
+    // Tiles are counted with 31 bits.
+    int low = static_cast<int>(from), high = static_cast<int>(to);
     while (low < high) {
-      const i64 step = (high - low + 31) / 32;
-      const i64 m = low + lane * step;
+      const int step = (high - low + 31) / 32;
+      const int m = low + static_cast<int>(threadIdx.x % 32) * step;
       const u32 found = __ballot_sync(kAllLanes, m >= high || holds(m));
       // Lanes from here on have found it.
-      const i64 first = found == 0 ? 32 : __ffs(static_cast<int>(found)) - 1;
-      high = Min(high, low + first * step);
+      const int first = found == 0 ? 32 : __ffs(static_cast<int>(found)) - 1;
+      high = min(high, low + first * step);
       if (first == 0) break;
       low += (first - 1) * step + 1;
     }
@@ -143,18 +146,11 @@ __device__ __forceinline__ constexpr int PlaceOfRow(int r) {
   return kLaneRows == 2 ? r : r / 16 * 16 + r % 8 / 2 * 4 + r / 8 % 2 * 2 + r % 2;
 }
 
-// By all lanes of a warp.
+// A number that no block has drawn before. By all lanes of a warp, after attn_bwd_prep.
 template <class Config, class Params>
-__device__ __forceinline__ u32 NumberOfBlock(const Params& params) {
-  if constexpr (!Config::kDeterministic) return blockIdx.x;
-  // The counter lies behind the turns of the tiles.
-  const abi::AttnBwdParams& gradients = params.gradients;
+__device__ __forceinline__ u32 DrawNumber(const Params& params) {
   i32 number = 0;
-  if (threadIdx.x % 32 == 0) {
-    number = atomicAdd(
-        gradients.dq_turns + gradients.sums_batches * params.core.heads_q * gradients.tiles_of_head,
-        1);
-  }
+  if (threadIdx.x % 32 == 0) number = atomicAdd(WorkCounter<Config>(params), 1);
   return static_cast<u32>(__shfl_sync(kAllLanes, number, 0));
 }
 
@@ -164,7 +160,8 @@ __device__ __forceinline__ void FindTileOfBlock(KeyTile& shared_tile, const Para
   // A number is drawn from what attn_bwd_prep has cleared.
   if constexpr (Config::kDeterministic) ptx::griddepcontrol_wait();
   if (threadIdx.x < 32) {
-    const KeyTile tile = FindTile<Config>(NumberOfBlock<Config>(params), params);
+    const KeyTile tile = FindTile<Config>(
+        Config::kDeterministic ? DrawNumber<Config>(params) : blockIdx.x, params);
     if (threadIdx.x == 0) shared_tile = tile;
   }
 }
@@ -172,9 +169,9 @@ __device__ __forceinline__ void FindTileOfBlock(KeyTile& shared_tile, const Para
 // By one thread.
 template <class Config>
 __device__ __forceinline__ void InitialiseRowBarriers(SharedStorage<Config>& shared) {
-  ptx::mbarrier_init(ptx::SharedAddress(&shared.kv_full), kLoadingWarps);
   for (int stage = 0; stage < Config::kStages; ++stage) {
-    ptx::mbarrier_init(ptx::SharedAddress(&shared.rows_full[stage]), kLoadingWarps);
+    ptx::mbarrier_init(ptx::SharedAddress(&shared.rows_full[stage]),
+                       1 + Shape<Config>::kCopyThreads / 32);
     ptx::mbarrier_init(ptx::SharedAddress(&shared.rows_empty[stage]),
                        Shape<Config>::kConsumerWarps);
   }
@@ -191,13 +188,13 @@ struct alignas(4 * kCount) LaneRows {
 // ---- the loading warpgroup ----
 
 // Copies a tile element by element: rows from `valid_rows` on and columns beyond kColumns become
-// zeros. By warps 1 to 3.
-template <int kColumns, int kPanels, int kRows>
+// zeros. By the warps from 1 on, kThreads in all.
+template <int kThreads, int kColumns, int kPanels, int kRows>
 __device__ __forceinline__ void CopyTile(u16 (*tile)[kRows][kPanelColumns], const void* source,
                                          i64 row_stride, i64 valid_rows) {
   constexpr int kWidth = kPanels * kPanelColumns;
 #pragma unroll 1
-  for (int n = static_cast<int>(threadIdx.x) - 32; n < kRows * kWidth; n += kCopyThreads) {
+  for (int n = static_cast<int>(threadIdx.x) - 32; n < kRows * kWidth; n += kThreads) {
     const int row = n / kWidth, column = n % kWidth;
     const int at = (column / 8 % 8 ^ row % 8) * 8 + column % 8;
     tile[column / kPanelColumns][row][at] =
@@ -263,16 +260,16 @@ struct Loader {
     LoadPanels<S::kPanelsV>(shared.d_o[ring.stage], &params.sm90.d_o, full, row, h, tile.batch);
   }
 
-  // ---- warps 1 to 3
+  // ---- the copying warps
 
   __device__ __forceinline__ void LoadKeysByThreads(const KeyTile& tile) {
     if ((params.sm90.by_threads & abi::kKvByThreads) != 0) {
       const abi::AttnFwdParams& core = params.core;
       const i64 valid = SeqlenKv<Config>(params) - tile.kv_begin;
-      CopyTile<Config::kHeadDimQk, S::kPanelsQk>(
+      CopyTile<S::kCopyThreads, Config::kHeadDimQk, S::kPanelsQk>(
           shared.k, RowsOf(core.k, core.k_strides, tile.batch, tile.head_kv, tile.kv_begin),
           core.k_strides.seq, valid);
-      CopyTile<Config::kHeadDimV, S::kPanelsV>(
+      CopyTile<S::kCopyThreads, Config::kHeadDimV, S::kPanelsV>(
           shared.v, RowsOf(core.v, core.v_strides, tile.batch, tile.head_kv, tile.kv_begin),
           core.v_strides.seq, valid);
     }
@@ -280,7 +277,7 @@ struct Loader {
   }
 
   __device__ __forceinline__ void LoadRowsByThreads(const KeyTile& tile, int h, int m) {
-    constexpr int kRows = (Config::kBlockM + kCopyThreads - 1) / kCopyThreads;  // of a thread
+    constexpr int kRows = (Config::kBlockM + S::kCopyThreads - 1) / S::kCopyThreads;  // of a thread
     const abi::AttnFwdParams& core = params.core;
     const abi::AttnBwdParams& gradients = params.gradients;
     const int row = m * Config::kBlockM;
@@ -291,7 +288,7 @@ struct Loader {
     abi::RowStats mine[kRows];
 #pragma unroll
     for (int n = 0; n < kRows; ++n) {
-      const int r = static_cast<int>(threadIdx.x) - 32 + n * kCopyThreads;
+      const int r = static_cast<int>(threadIdx.x) - 32 + n * S::kCopyThreads;
       mine[n] = {Infinity(), 0};
       if (r < valid) mine[n] = stats[r];
     }
@@ -303,24 +300,24 @@ struct Loader {
     ++steps;
 #pragma unroll
     for (int n = 0; n < kRows; ++n) {
-      const int r = static_cast<int>(threadIdx.x) - 32 + n * kCopyThreads;
+      const int r = static_cast<int>(threadIdx.x) - 32 + n * S::kCopyThreads;
       if (r >= Config::kBlockM) break;
       shared.lse[slot][PlaceOfRow<S::kLaneRows>(r)] = mine[n].lse * kLog2OfE;
       shared.delta[slot][PlaceOfRow<S::kLaneRows>(r)] = mine[n].delta;
     }
     if ((params.sm90.by_threads & abi::kQByThreads) != 0) {
       WaitForSlot(ring);
-      CopyTile<Config::kHeadDimQk, S::kPanelsQk>(shared.q[ring.stage],
+      CopyTile<S::kCopyThreads, Config::kHeadDimQk, S::kPanelsQk>(shared.q[ring.stage],
                                                  RowsOf(core.q, core.q_strides, tile.batch, h, row),
                                                  core.q_strides.seq, valid);
-      CopyTile<Config::kHeadDimV, S::kPanelsV>(
+      CopyTile<S::kCopyThreads, Config::kHeadDimV, S::kPanelsV>(
           shared.d_o[ring.stage], RowsOf(gradients.d_o, gradients.d_o_strides, tile.batch, h, row),
           gradients.d_o_strides.seq, valid);
     }
     WarpArrives(shared.rows_full[ring.stage]);
   }
 
-  // kByMap: the part of thread 0, otherwise that of warps 1 to 3.
+  // kByMap: the part of thread 0, otherwise that of the copying warps.
   template <bool kByMap>
   __device__ __forceinline__ void LoadTile(const KeyTile& tile) {
     if (!tile.HasSteps()) return;

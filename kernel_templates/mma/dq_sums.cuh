@@ -24,6 +24,16 @@ __device__ __forceinline__ i64 DqTile(const Problem& problem, i64 m, i64 block_m
   return head * params.gradients.tiles_of_head + first + m;
 }
 
+// What the blocks that share the work of a launch draw numbers from, cleared by attn_bwd_prep: it
+// lies behind the turns of the tiles, where there are such.
+template <class Config, class Params>
+__device__ __forceinline__ i32* WorkCounter(const Params& params) {
+  const abi::AttnBwdParams& gradients = params.gradients;
+  if constexpr (!Config::kDeterministic) return gradients.dq_turns;
+  return gradients.dq_turns +
+         gradients.sums_batches * params.core.heads_q * gradients.tiles_of_head;
+}
+
 // Floats between c = 0 and element c of lane `lane`'s part of a fragment of 128: a lane's four are
 // neighbours where one instruction adds four, otherwise the lanes are.
 __device__ __forceinline__ constexpr int DqSumAt(int lane, int c) {

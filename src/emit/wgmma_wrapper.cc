@@ -92,7 +92,7 @@ struct Product {
   int steps;
   Operand a;
   Operand b;
-  bool accumulates;
+  enum Sum { kReplaces, kAdds, kAddsOnRequest } sum;  // what becomes of what d held
 };
 
 // Columns of d that one instruction computes.
@@ -124,11 +124,15 @@ std::string ProductFunction(const Product& product, const Factor& type) {
   const int registers = product.n / 2, steps = product.steps;
   const bool from_registers = product.a.place == Operand::kRegisters;
   const int a_words = from_registers ? 4 * steps : 0;
-  std::string body = Line(absl::StrCat("{.reg .b64 ", from_registers ? "" : "a, ", "b; .reg .pred ",
-                                       product.accumulates ? "" : "first, ", "more;")) +
-                     Line(absl::StrCat(product.accumulates ? "" : "setp.ne.b32 first, 0, 0; ",
-                                       "setp.ne.b32 more, 1, 0;"));
   const int b_operand = registers + a_words + (from_registers ? 0 : 1);
+  const bool on_request = product.sum == Product::kAddsOnRequest;
+  const std::string set_first =
+      product.sum == Product::kAdds ? ""
+      : on_request ? absl::StrCat("setp.ne.b64 first, %", b_operand + 1, ", 0; ")
+                   : "setp.ne.b32 first, 0, 0; ";
+  std::string body = Line(absl::StrCat("{.reg .b64 ", from_registers ? "" : "a, ", "b; .reg .pred ",
+                                       set_first.empty() ? "" : "first, ", "more;")) +
+                     Line(absl::StrCat(set_first, "setp.ne.b32 more, 1, 0;"));
   const std::vector<Columns> pieces = PiecesOf(product);
   for (int step = 0; step < steps; ++step) {
     const std::string a_text = from_registers ? ""
@@ -143,7 +147,7 @@ std::string ProductFunction(const Product& product, const Factor& type) {
                             product.b.Offset(step) + OffsetOfColumns(product.b, piece.first), ";")),
           Line(absl::StrCat(
               Mnemonic(piece.count, type), " {", Operands(piece.first / 2, piece.count / 2), "}, ",
-              a_operand, ", b, ", step == 0 && !product.accumulates ? "first" : "more", ", 1, 1",
+              a_operand, ", b, ", step == 0 && !set_first.empty() ? "first" : "more", ", 1, 1",
               type.bytes == 1 || from_registers ? "" : absl::StrCat(", ", product.a.transposed()),
               type.bytes == 1 ? "" : absl::StrCat(", ", product.b.transposed()), ";")));
     }
@@ -154,12 +158,16 @@ std::string ProductFunction(const Product& product, const Factor& type) {
   const std::string a_binding = from_registers ? Bindings("r", product.a.name, a_words)
                                                : absl::StrCat("\"l\"(", product.a.name, ")");
   return absl::StrCat("  // ", product.comment, ": ", steps, " steps of ", Shape(product.n, type),
-                      product.accumulates ? "" : "; what d held is ignored", ".\n",
+                      product.sum == Product::kReplaces ? "; what d held is ignored"
+                      : on_request                      ? "; without `adds` what d held is ignored"
+                                                        : "",
+                      ".\n",
                       "  static __device__ __forceinline__ void ", product.name, "(float (&d)[",
                       registers, "], ", a_parameter, ", u64 ", product.b.name,
-                      ") {\n    asm volatile(\n", body, Line("}"), "        : ",
+                      on_request ? ", u64 adds" : "", ") {\n    asm volatile(\n", body, Line("}"), "        : ",
                       Bindings("+f", "d", registers), "\n        : ", a_binding, ", \"l\"(",
-                      product.b.name, ")\n        : \"memory\");\n  }\n");
+                      product.b.name, on_request ? "), \"l\"(adds" : "",
+                      ")\n        : \"memory\");\n  }\n");
 }
 
 int StepsOf(int64_t dim, const Factor& type = {"bf16", 2}) {
@@ -181,7 +189,7 @@ std::vector<Product> ForwardProducts(const AttentionSpec& spec, const plan::Kern
            .a = plan.q_in_registers ? Operand{"q", Operand::kRegisters}
                                     : Operand{"q", Operand::kAlongColumns, plan.block_m},
            .b = {"k", Operand::kAlongColumns, plan.block_n},
-           .accumulates = false},
+           .sum = Product::kReplaces},
           {.name = "Values",
            .comment = "d += p v",
            .n = v_columns,
@@ -191,7 +199,7 @@ std::vector<Product> ForwardProducts(const AttentionSpec& spec, const plan::Kern
            // Of 8 bits V has been transposed.
            .b = type.bytes == 1 ? Operand{"v", Operand::kAlongColumns, spec.dim_v}
                                 : Operand{"v", Operand::kAlongRows, plan.block_n},
-           .accumulates = true}};
+           .sum = Product::kAdds}};
 }
 
 // Of attn_decode_sm90 where warpgroups share O's columns; three parts of K.
@@ -233,35 +241,35 @@ std::vector<Product> BackwardProducts(const AttentionSpec& spec, const plan::Ker
            .steps = StepsOf(spec.dim_qk),
            .a = {"k", Operand::kAlongColumns, plan.block_n},
            .b = {"q", Operand::kAlongColumns, plan.block_m},
-           .accumulates = false},
+           .sum = Product::kReplaces},
           {.name = "WeightGradients",
            .comment = "d = v d_o^T",
            .n = plan.block_m,
            .steps = StepsOf(spec.dim_v),
            .a = {"v", Operand::kAlongColumns, plan.block_n},
            .b = {"d_o", Operand::kAlongColumns, plan.block_m},
-           .accumulates = false},
+           .sum = Product::kReplaces},
           {.name = "Dv",
            .comment = "d += p d_o",
            .n = static_cast<int>(spec.dim_v),
            .steps = StepsOf(plan.block_m),
            .a = {"p", Operand::kRegisters},
            .b = {"d_o", Operand::kAlongRows},
-           .accumulates = true},
+           .sum = Product::kAddsOnRequest},
           {.name = "Dk",
            .comment = "d += ds q",
            .n = static_cast<int>(spec.dim_qk),
            .steps = StepsOf(plan.block_m),
            .a = {"ds", Operand::kRegisters},
            .b = {"q", Operand::kAlongRows},
-           .accumulates = true},
+           .sum = Product::kAddsOnRequest},
           {.name = "Dq",
            .comment = "d = ds^T k",
            .n = dq_columns,
            .steps = StepsOf(plan.block_n),
            .a = {"ds", Operand::kAlongRows},
            .b = {"k", Operand::kAlongRows},
-           .accumulates = false}};
+           .sum = Product::kReplaces}};
 }
 
 std::vector<Product> ProductsOf(const AttentionSpec& spec, const plan::KernelPlan& plan) {

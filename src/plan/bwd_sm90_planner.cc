@@ -1,6 +1,9 @@
 // attn_bwd_sm90: the backward on Hopper's warpgroup products, with attn_bwd_prep before it and
 // attn_bwd_finish after it.
 //
+// As many blocks as the board has multiprocessors walk over tiles of keys, with K of the next tile
+// loaded beside that of this one.
+//
 // A thread holds the sums of dK and dV of 64 keys all along, (dim_qk + dim_v) / 2 registers, and
 // block_m of S and dP; together at most 192, the rest is addresses and what is packed. Wider heads
 // have a kernel in which one warpgroup makes dV and the other dK, of the same 64 keys. Two
@@ -20,7 +23,7 @@ namespace tilewright::plan {
 namespace {
 
 constexpr int kConsumers = 2;
-constexpr int kMaxStages = 3;
+constexpr int kStages = 2;
 constexpr int kDsStages = 2;
 constexpr int kStatsStages = 2;
 constexpr int64_t kPanelColumns = 64;
@@ -32,7 +35,7 @@ constexpr int kWideTile = 64;  // keys and rows
 
 // Whether a warpgroup can hold the sums of dK and dV of 64 keys of its own.
 bool FitsOneWarpgroup(const AttentionSpec& spec) {
-  return spec.dim_qk <= kMaxDim && spec.dim_qk + spec.dim_v <= 2 * kMaxDim &&
+  return spec.dim_qk <= kMaxDim && spec.dim_v <= kMaxDim &&
          (spec.dim_qk > kPanelColumns || spec.dim_qk + spec.dim_v <= 2 * kPanelColumns);
 }
 
@@ -102,16 +105,17 @@ int64_t BwdSm90SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, i
                          8 * (3 + 2 * int64_t{stages});
     return RoundUp(panel_rows * kPanelRowBytes + rest, kSharedAlignment);
   }
-  // K and V, Q and dO, dS.
-  const int64_t rows = block_n * panels + stages * int64_t{block_m} * panels +
+  // The next K beside K, V, Q and dO, dS.
+  const int64_t rows = block_n * (panels + CeilDiv(dim_qk, kPanelColumns)) + stages * int64_t{block_m} * panels +
                        kDsStages * (block_m / kPanelColumns) * block_n;
   const int64_t stats = kStatsStages * int64_t{block_m} * 8;
   // A warp's part: rows of 16 and 64 columns, or all columns where warpgroups share rows.
   const int64_t dq_columns = block_m > kPanelColumns ? dim_qk : kPanelColumns;
   const int64_t dq = 4 * kConsumers * 16 * dq_columns * int64_t{sizeof(float)};
-  const int64_t barriers = 8 * (1 + 2 * int64_t{stages} + 2 * kDsStages);
-  constexpr int64_t kKeyTile = 32;
-  return RoundUp(rows * kPanelRowBytes + dq + stats + kKeyTile + barriers, kSharedAlignment);
+  // Of K, V, tiles of keys, Q and dO, dS.
+  const int64_t barriers = 8 * (4 + 2 + 4 + 2 * int64_t{stages} + 2 * kDsStages);
+  constexpr int64_t kKeyTiles = 2 * 32;
+  return RoundUp(rows * kPanelRowBytes + dq + stats + kKeyTiles + barriers, kSharedAlignment);
 }
 
 FamilyAnswer PlanBwdSm90(const PlanRequest& request) {
@@ -126,13 +130,12 @@ FamilyAnswer PlanBwdSm90(const PlanRequest& request) {
   plan.block_n = wide ? kWideTile : kConsumers * 64;
   plan.consumers = kConsumers;
   plan.warps = 4 * (kConsumers + 1);
-  // A third stage of Q and dO hides the time that L2 takes, where it fits.
-  plan.stages = kMaxStages + 1;
-  do {
-    --plan.stages;
-    plan.smem_bytes =
-        BwdSm90SmemBytes(plan.block_m, plan.block_n, plan.stages, spec.dim_qk, spec.dim_v);
-  } while (plan.stages > 2 && plan.smem_bytes > request.traits.smem_per_block_optin);
+  // A third stage of Q and dO is worth nothing (bench/NOTES.md).
+  plan.stages = kStages;
+  plan.smem_bytes =
+      BwdSm90SmemBytes(plan.block_m, plan.block_n, plan.stages, spec.dim_qk, spec.dim_v);
+  // Wide heads have no room for the next K.
+  if (!wide) plan.max_grid = request.board.num_sms;
   plan.before = {PlanBwdPrep(plan.target, plan.block_m)};
   plan.after = {PlanBwdFinish(plan.target, plan.block_m)};
   if (spec.sinks_gradient) plan.after.push_back(PlanBwdTerms(request));

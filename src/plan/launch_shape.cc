@@ -164,7 +164,7 @@ CallPlan PlanCall(const KernelPlan& plan, const AttentionSpec& spec, const Atten
       const int64_t tiles =
           (IsPacked(spec, args) ? 1 : args.batch) * spec.heads_q * call.dq_tiles_of_head;
       add(Region::kDqSums, tiles * DqSumsOfTile(plan.block_m, spec.dim_qk) * 4);
-      if (spec.deterministic) add(Region::kDqTurns, (tiles + 1) * 4);
+      add(Region::kDqTurns, ((spec.deterministic ? tiles : 0) + 1) * 4);
     }
   }
   return call;
@@ -216,6 +216,9 @@ LaunchShape ComputeLaunchShape(const KernelPlan& kernel, const AttentionSpec& sp
       break;
     case Family::kBwdSm90:
       shape.grid = static_cast<uint32_t>(KeyTiles(kernel.block_n, spec, args));
+      if (kernel.max_grid != 0) {
+        shape.grid = std::min(shape.grid, static_cast<uint32_t>(kernel.max_grid));
+      }
       shape.overlaps = true;
       break;
     case Family::kBwdSm80:

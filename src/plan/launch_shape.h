@@ -19,7 +19,7 @@ enum class Region {
   kPartialLse,  // fp32, the same without dim_v
   kRowStats,    // abi::RowStats [batch][heads_q][seqlen_q]; packed: [heads_q][total_q]
   kDqSums,      // fp32, tiles of block_m rows: kernel_templates/mma/dq_sums.cuh
-  kDqTurns,     // int32, one a tile of kDqSums and one more
+  kDqTurns,     // int32, deterministic one a tile of kDqSums; and one more, which blocks draw from
 };
 inline constexpr int kNumRegions = 5;
 

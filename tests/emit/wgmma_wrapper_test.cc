@@ -63,10 +63,12 @@ TEST(WgmmaWrapperTest, ABackwardHasFiveProducts) {
   EXPECT_EQ(Count(text, "m64n80k16"), 4 + 1);
   EXPECT_EQ(Count(text, "m64n96k16"), 4 + 1);
   EXPECT_THAT(text, HasSubstr("WeightGradients(float (&d)[32], u64 v, u64 d_o)"));
-  EXPECT_THAT(text, HasSubstr("Dv(float (&d)[40], const u32 (&p)[16], u64 d_o)"));
-  EXPECT_THAT(text, HasSubstr("Dk(float (&d)[48], const u32 (&ds)[16], u64 q)"));
+  EXPECT_THAT(text, HasSubstr("Dv(float (&d)[40], const u32 (&p)[16], u64 d_o, u64 adds)"));
+  EXPECT_THAT(text, HasSubstr("Dk(float (&d)[48], const u32 (&ds)[16], u64 q, u64 adds)"));
   EXPECT_THAT(text, HasSubstr("Dq(float (&d)[32], u64 ds, u64 k)"));
   EXPECT_THAT(text, HasSubstr("a, b, more, 1, 1, 1, 1;"));
+  // Sums of a tile begin anew where it does: dV's operands are 40 of d, 16 of p, d_o, adds.
+  EXPECT_THAT(text, HasSubstr("setp.ne.b64 first, %57, 0;"));
 }
 
 }  // namespace

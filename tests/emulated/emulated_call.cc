@@ -115,7 +115,7 @@ std::vector<std::string> Call::Run(AttentionArgs args,
     if (shape.grid == 0) continue;
     const uint32_t cluster = static_cast<uint32_t>(std::max(plans[n].cluster, 1));
     const uint32_t clusters = shape.grid / cluster;
-    const bool walks = plans[n].family != plan::Family::kBwdSm90;
+    const bool walks = plans[n].family != plan::Family::kBwdSm90 || plans[n].max_grid != 0;
     std::vector<cuda_on_host::MemoryRange> all = memory;
     all.push_back({workspace.data(), workspace.size(), true, "workspace"});
     const std::vector<std::string> found = kernels_[n]->Launch(

@@ -325,7 +325,7 @@ class Interpreter {
 
   void Execute(const Instruction& instruction) {
     const std::vector<std::string>& words = instruction.words;
-    if (instruction.name == "setp.ne.b32") {
+    if (instruction.name == "setp.ne.b32" || instruction.name == "setp.ne.b64") {
       locals_[words.at(0)] = ValueOf(words.at(1)) != ValueOf(words.at(2));
     } else if (instruction.name == "add.s64") {
       locals_[words.at(0)] = ValueOf(words.at(1)) + ValueOf(words.at(2));
