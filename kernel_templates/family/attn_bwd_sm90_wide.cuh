@@ -10,14 +10,19 @@
 //           and each half of the columns of dQ = dS^T K, in pieces of 64. P and dS pass through
 //           shared memory, P rounded as it is for dV, in the order of threads, which are the same
 //           on both sides. dQ is added to memory from registers (mma/dq_sums.cuh).
+// Order     A warpgroup makes P or dS of step i, and then issues
+//             dV or dK of step i | a piece of dQ of step i - 1 | S or dP of step i + 1
+//           and the other piece of dQ when it has added this one, so that products are under way
+//           while it makes P or dS and adds. Step -1 is of no rows, and the last step makes its own S
+//           again.
 // Warps     Warpgroup 0 loads, see mma/bwd_key_tiles.cuh. Warpgroup 1 makes weights, 2 gradients.
 // Barriers  kv_full, rows_full[s], rows_empty[s]  as in attn_bwd_sm90
 //           p_full    a warp of the weights each, when it has written its part of P
 //           ds_full   a warp of the gradients each, when it has written its part of dS
+//           ds_empty  a computing warp each, after dQ
 //           named 1   the computing warpgroups, when all have read K and V
 //           named 2 + w  warpgroup w of them, around its gradient in shared memory
-//           P of the next step is written after ds_full, so P has been read by then. dS has two
-//           places: who writes one has waited for the products that read it.
+//           P of the next step is written after ds_full, so P has been read by then.
 // dQ turns  kDeterministic: as in attn_bwd_sm90; a warp counts itself in the next step, when its
 //           additions have long been made.
 // Masks     By selection of P and dS. A NaN of a masked key stays within its tile.
@@ -103,6 +108,7 @@ struct alignas(1024) SharedStorage {
   u64 rows_empty[Config::kStages];
   u64 p_full;
   u64 ds_full;
+  u64 ds_empty;
 };
 
 // kMakesWeights: the warpgroup of P and dV, otherwise that of dS and dK.
@@ -130,27 +136,32 @@ struct Consumer : ConsumerBase<Config, Params> {
   Ring<Config::kStages> rows;
   u32 step = 0;
   float sums[kSums];            // of dV or dK
+  float pairs[S::kPairs];       // S or dP
   u32 packed[S::kPackedPairs];  // P or dS
 
   __device__ __forceinline__ Consumer(SharedStorage<Config>& shared, const Params& params)
       : Base(shared, params) {}
 
+  // S or dP of the rows in `stage`.
+  __device__ __forceinline__ void IssuePairs(int stage) {
+    if constexpr (kMakesWeights) {
+      Wgmma::Scores(pairs, KeysOf(shared.k), RowsOf(shared.q[stage]));
+    } else {
+      Wgmma::WeightGradients(pairs, KeysOf(shared.v), RowsOf(shared.d_o[stage]));
+    }
+    ptx::wgmma_commit_group();
+  }
+
   // P of this step, from S; for dV, and for the other warpgroup.
   __device__ __forceinline__ void MakeWeights(int q_begin, bool full) {
-    float s[S::kPairs];
-    ptx::wgmma_fence();
-    Wgmma::Scores(s, KeysOf(shared.k), RowsOf(shared.q[rows.stage]));
-    ptx::wgmma_commit_group();
-    ptx::wgmma_wait_group<0>();
-    ptx::AccumulatorsReady(s);
     if (full) {
-      this->template Weights<true>(s, step, q_begin);
+      this->template Weights<true>(pairs, step, q_begin);
     } else {
-      this->template Weights<false>(s, step, q_begin);
+      this->template Weights<false>(pairs, step, q_begin);
     }
 #pragma unroll
     for (int n = 0; n < S::kPackedPairs; ++n) {
-      packed[n] = ptx::cvt_rn_x2_f32(s[2 * n + 1], s[2 * n], Element{});
+      packed[n] = ptx::cvt_rn_x2_f32(pairs[2 * n + 1], pairs[2 * n], Element{});
     }
 #pragma unroll
     for (int n = 0; n < S::kPackedPairs / 4; ++n) {
@@ -162,12 +173,6 @@ struct Consumer : ConsumerBase<Config, Params> {
 
   // dS of this step, from dP and the other warpgroup's P; for dK, and in shared memory for dQ.
   __device__ __forceinline__ void MakeGradients(bool full) {
-    float dp[S::kPairs];
-    ptx::wgmma_fence();
-    Wgmma::WeightGradients(dp, KeysOf(shared.v), RowsOf(shared.d_o[rows.stage]));
-    ptx::wgmma_commit_group();
-    ptx::wgmma_wait_group<0>();
-    ptx::AccumulatorsReady(dp);
     Wait(shared.p_full, step % 2);
     const float* const deltas = &shared.delta[step % kStatsStages][S::kLaneRows * (lane() % 4)];
 #pragma unroll
@@ -182,16 +187,26 @@ struct Consumer : ConsumerBase<Config, Params> {
         for (int c = 0; c < 2; ++c) {
           const auto weight =
               static_cast<float>(Element{static_cast<u16>(weights.word[pair] >> 16 * c)});
-          gradient[c] = weight * (dp[2 * at + c] - delta.value[pair / 2 * 2 + c]);
+          gradient[c] = weight * (pairs[2 * at + c] - delta.value[pair / 2 * 2 + c]);
           // The dO * V of a masked key may be anything.
           if (!full && weight == 0) gradient[c] = 0;
         }
         packed[at] = ptx::cvt_rn_x2_f32(gradient[1], gradient[0], Element{});
       }
     }
+    // All products that read what lies there.
+    if (step > 0) Wait(shared.ds_empty, (step - 1) % 2);
     this->template StoreRows<Config::kBlockM / 8>(shared.ds[step % kDsStages], packed);
     ptx::fence_proxy_async_shared();
     WarpArrives(shared.ds_full);
+  }
+
+  // A piece of dQ of step `n`.
+  __device__ __forceinline__ void IssuePiece(float (&dq)[4 * S::kPieceTiles], u32 n,
+                                             int piece) const {
+    Wgmma::Dq(dq, Descriptor(shared.ds[n % kDsStages], Config::kBlockN),
+              Descriptor(&shared.k[kFirstPiece + piece], Config::kBlockN));
+    ptx::wgmma_commit_group();
   }
 
   // Until it is this block's turn to add to `target`; `counted`: the warps before when they were
@@ -214,6 +229,7 @@ struct Consumer : ConsumerBase<Config, Params> {
   // Adds a piece of dQ to the sums of `tile`.
   __device__ __forceinline__ void AddPiece(const float (&dq)[4 * S::kPieceTiles], int piece,
                                            int tile) const {
+    if (tile < 0) return;
     const int first = (kFirstPiece + piece) * S::kPieceTiles;
     float* const fragments = params.gradients.dq_sums + i64{tile} * S::kFloatsOfDqTile +
                              (thread / 32 * S::kQkTiles + first) * S::kFloatsOfFragment;
@@ -225,13 +241,31 @@ struct Consumer : ConsumerBase<Config, Params> {
     }
   }
 
-  // One step; `target`: where its dQ goes, `before`: where that of the last step went.
-  __device__ __forceinline__ void Step(int q_begin, bool full, const DqTarget& target,
-                                       const DqTarget& before) {
+  // The remaining pieces of dQ of step `n`, the first of which has arrived in `dq`.
+  __device__ __forceinline__ void AddPieces(float (&dq)[4 * S::kPieceTiles], u32 n,
+                                            const DqTarget& target) const {
+    ptx::AccumulatorsReady(dq);
+    AddPiece(dq, 0, target.tile);
+    if constexpr (kPieces > 1) {
+      ptx::wgmma_fence();
+      IssuePiece(dq, n, 1);
+      ptx::wgmma_wait_group<0>();
+      ptx::AccumulatorsReady(dq);
+      AddPiece(dq, 1, target.tile);
+    }
+  }
+
+  // One step, whose S or dP has arrived; `before`: where dQ of the last two steps goes. No product
+  // may stand under a condition, which would cost ptxas the pipeline (C7515).
+  __device__ __forceinline__ void Step(int q_begin, bool full, bool last,
+                                       const DqTarget (&before)[2]) {
     const int stage = rows.stage;
     i32 counted = 0;
-    if constexpr (Config::kDeterministic) counted = ptx::ld_relaxed_gpu_s32(CounterOf(target));
-    Wait(shared.rows_full[stage], rows.parity);
+    if constexpr (Config::kDeterministic) {
+      if (before[1].tile >= 0) counted = ptx::ld_relaxed_gpu_s32(CounterOf(before[1]));
+    }
+    // Of the step before: P has been read, and dS is there.
+    if (step > 0) Wait(shared.ds_full, (step - 1) % 2);
     if constexpr (kMakesWeights) {
       MakeWeights(q_begin, full);
       ptx::wgmma_fence();
@@ -242,39 +276,46 @@ struct Consumer : ConsumerBase<Config, Params> {
       Wgmma::Dk(sums, packed, RowsOf(shared.q[stage]), /*adds=*/1);
     }
     ptx::wgmma_commit_group();
-    Wait(shared.ds_full, step % 2);
-    float dq[kPieces > 0 ? kPieces : 1][4 * S::kPieceTiles];
-#pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) {
-      ptx::wgmma_fence();
-      Wgmma::Dq(dq[piece], Descriptor(shared.ds[step % kDsStages], Config::kBlockN),
-                Descriptor(&shared.k[kFirstPiece + piece], Config::kBlockN));
-      ptx::wgmma_commit_group();
-    }
-    ptx::wgmma_wait_group<kPieces>();
+    float dq[4 * S::kPieceTiles];
+    if constexpr (kPieces > 0) IssuePiece(dq, step - 1, 0);
+    rows.Advance();
+    if (!last) Wait(shared.rows_full[rows.stage], rows.parity);
+    ptx::wgmma_fence();
+    IssuePairs(last ? stage : rows.stage);
+    ptx::wgmma_wait_group<1>();
     WarpArrives(shared.rows_empty[stage]);
     if constexpr (Config::kDeterministic) {
-      EndDqTurn(before);
-      WaitDqTurn(target, counted);
+      EndDqTurn(before[0]);
+      if (before[1].tile >= 0) WaitDqTurn(before[1], counted);
     }
-    if constexpr (kPieces > 1) {
-      ptx::wgmma_wait_group<1>();
-      ptx::AccumulatorsReady(dq[0]);
-      AddPiece(dq[0], 0, target.tile);
-    }
-    if constexpr (kPieces > 0) {
-      ptx::wgmma_wait_group<0>();
-      ptx::AccumulatorsReady(dq[kPieces - 1]);
-      AddPiece(dq[kPieces - 1], kPieces - 1, target.tile);
-    }
+    if constexpr (kPieces > 0) AddPieces(dq, step - 1, before[1]);
+    ptx::wgmma_wait_group<0>();
+    ptx::AccumulatorsReady(pairs);
+    WarpArrives(shared.ds_empty);
     ++step;
-    rows.Advance();
+  }
+
+  // Zeros for dQ of step -1.
+  __device__ __forceinline__ void ClearFirstOperand() const {
+    auto* words = reinterpret_cast<Words<16>*>(&shared.ds[kDsStages - 1]);
+    for (int n = warpgroup * kWarpgroup + thread;
+         n < static_cast<int>(sizeof(shared.ds[0]) / sizeof(*words)); n += S::kConsumerThreads) {
+      words[n] = {{0, 0, 0, 0}};
+    }
+    ptx::fence_proxy_async_shared();
+    ptx::bar_sync(kConsumersBarrier, S::kConsumerThreads);
   }
 
   __device__ __forceinline__ void Steps(const KeyTile& tile) {
     this->FindRows(tile);
+    ClearFirstOperand();
     Wait(shared.kv_full, 0);
-    DqTarget before;
+    Wait(shared.rows_full[0], 0);
+    ptx::wgmma_fence();
+    IssuePairs(0);
+    ptx::wgmma_wait_group<0>();
+    ptx::AccumulatorsReady(pairs);
+    DqTarget before[2];
 #pragma unroll 1
     for (int g = 0; g < Config::kGroup; ++g) {
       Problem problem = ProblemOf<Config>(tile, params);
@@ -282,14 +323,28 @@ struct Consumer : ConsumerBase<Config, Params> {
       const int first = static_cast<int>(DqTile(problem, 0, Config::kBlockM, params));
 #pragma unroll 1
       for (int m = tile.begin; m < tile.end; ++m) {
-        DqTarget target;
-        target.tile = first + m;
-        if constexpr (Config::kDeterministic) target.warps_before = this->WarpsBefore(problem, m, tile.kv_begin);
-        Step(m * Config::kBlockM, m >= tile.full_begin && m < tile.full_end, target, before);
-        before = target;
+        Step(m * Config::kBlockM, m >= tile.full_begin && m < tile.full_end,
+             g == Config::kGroup - 1 && m == tile.end - 1, before);
+        before[0] = before[1];
+        before[1].tile = first + m;
+        if constexpr (Config::kDeterministic) {
+          before[1].warps_before = this->WarpsBefore(problem, m, tile.kv_begin);
+        }
       }
     }
-    if constexpr (Config::kDeterministic) EndDqTurn(before);
+    Wait(shared.ds_full, (step - 1) % 2);
+    if constexpr (Config::kDeterministic) {
+      EndDqTurn(before[0]);
+      WaitDqTurn(before[1], /*counted=*/0);
+    }
+    if constexpr (kPieces > 0) {
+      float dq[4 * S::kPieceTiles];
+      ptx::wgmma_fence();
+      IssuePiece(dq, step - 1, 0);
+      ptx::wgmma_wait_group<0>();
+      AddPieces(dq, step - 1, before[1]);
+    }
+    if constexpr (Config::kDeterministic) EndDqTurn(before[1]);
   }
 
   // dV or dK of the tile, from the sums.
@@ -343,6 +398,7 @@ __device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared,
     InitialiseRowBarriers<Config>(shared);
     ptx::mbarrier_init(ptx::SharedAddress(&shared.p_full), kWarpgroup / 32);
     ptx::mbarrier_init(ptx::SharedAddress(&shared.ds_full), kWarpgroup / 32);
+    ptx::mbarrier_init(ptx::SharedAddress(&shared.ds_empty), Shape<Config>::kConsumerWarps);
     ptx::fence_mbarrier_init();
   }
   ptx::griddepcontrol_wait();

@@ -102,7 +102,7 @@ int64_t BwdSm90SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, i
     const int64_t panel_rows =
         block_n * panels + stages * int64_t{block_m} * panels + int64_t{kDsStages} * block_n;
     const int64_t rest = int64_t{block_n} * block_m * 2 + kStatsStages * int64_t{block_m} * 8 + 32 +
-                         8 * (3 + 2 * int64_t{stages});
+                         8 * (4 + 2 * int64_t{stages});
     return RoundUp(panel_rows * kPanelRowBytes + rest, kSharedAlignment);
   }
   // The next K beside K, V, Q and dO, dS.
