@@ -11,7 +11,6 @@
 #include "core/warp_reduce.cuh"
 #include "core/words.cuh"
 #include "mma/dq_sums.cuh"
-#include "mma/quad_rows.cuh"
 #include "mma/tile_copy.cuh"
 #include "policy/alibi_gradient.cuh"
 #include "policy/dropout.cuh"
@@ -33,8 +32,45 @@ struct SharedStorage {
   float none;
 };
 
+inline constexpr int kFragmentsOfGroup = 4;
 inline constexpr int kFragmentRows = 16;
+inline constexpr int kFragmentColumns = 8;
 inline constexpr int kFloatsOfFragment = kFragmentRows * kFragmentColumns;
+
+// word[n] of lane q becomes word[q] of lane n, of four neighbouring lanes.
+__device__ __forceinline__ void TransposeInQuad(u32 (&word)[4]) {
+  const int q = static_cast<int>(threadIdx.x % 4);
+#pragma unroll
+  for (int distance = 1; distance < 4; distance *= 2) {
+    const bool upper = (q & distance) != 0;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      if ((n & distance) != 0) continue;
+      const u32 sent = upper ? word[n] : word[n + distance];
+      const u32 received = __shfl_xor_sync(kAllLanes, sent, distance);
+      if (upper) {
+        word[n] = received;
+      } else {
+        word[n + distance] = received;
+      }
+    }
+  }
+}
+
+template <class Config>
+__device__ __forceinline__ void StoreChunk(typename Config::Element* out, const u32 (&words)[4],
+                                           int column, bool wide) {
+  using Element = typename Config::Element;
+  if (wide) {
+    *reinterpret_cast<Words<16>*>(out) = {{words[0], words[1], words[2], words[3]}};
+    return;
+  }
+#pragma unroll
+  for (int d = 0; d < kFragmentColumns; ++d) {
+    if (column + d >= Config::kHeadDimQk) return;
+    out[d] = Element{static_cast<u16>(words[d / 2] >> d % 2 * 16)};
+  }
+}
 
 template <class Config, class Params>
 __device__ __forceinline__ void FinishTile(const Problem& problem, i64 q_begin,
@@ -76,8 +112,8 @@ __device__ __forceinline__ void FinishTile(const Problem& problem, i64 q_begin,
     const int column = (group * kFragmentsOfGroup + lane % 4) * kFragmentColumns;
     if (column >= Config::kHeadDimQk) continue;
     Element* out = first + row * strides.seq + column;
-    if (row < rows) StoreChunk(out, upper, Config::kHeadDimQk - column, wide);
-    if (row + 8 < rows) StoreChunk(out + 8 * strides.seq, lower, Config::kHeadDimQk - column, wide);
+    if (row < rows) StoreChunk<Config>(out, upper, column, wide);
+    if (row + 8 < rows) StoreChunk<Config>(out + 8 * strides.seq, lower, column, wide);
   }
 }
 

@@ -29,6 +29,7 @@
 // Barriers  tile_full[t]   warp 3
 //           tile_empty[t]  a loading warp each, and a computing warp each, when its sums are in
 //                          memory
+//           tile_wanted    thread 0, when it comes to the last rows of a tile
 //           k_full[t], v_full  thread 0 and the bytes, or warps 1 and 2
 //           k_empty[t]     a computing warp each, after the last dQ of the tile
 //           v_empty        a computing warp each, after the last dP of the tile
@@ -48,7 +49,8 @@
 //           v      [panel][kBlockN][64]           columns; columns beyond the dim are zeros
 //           q, d_o [kStages][panel][kBlockM][64]
 //           ds     [2][kBlockM / 64][kBlockN][64]  a row a key
-//           dq     [warp][fragment][128]          a warp's part of dQ on its way to memory
+//           dq     [warp][fragment][128]          a warp's part of dQ on its way to memory, or of
+//                                                 dK or dV
 //           lse (log2), delta  [2][kBlockM], in the order of LaneRows
 #ifndef TILEWRIGHT_FAMILY_ATTN_BWD_SM90_CUH_
 #define TILEWRIGHT_FAMILY_ATTN_BWD_SM90_CUH_
@@ -64,7 +66,6 @@
 #include "mma/bwd_consumer.cuh"
 #include "mma/bwd_key_tiles.cuh"
 #include "mma/dq_sums.cuh"
-#include "mma/quad_rows.cuh"
 #include "policy/alibi_gradient.cuh"
 #include "policy/dropout.cuh"
 #include "policy/kv_rows.cuh"
@@ -92,7 +93,8 @@ namespace bwd_sm90 {
 inline constexpr int kConsumersBarrier = 1;
 inline constexpr int kFirstTurnBarrier = 2;
 inline constexpr int kDsStages = 2;
-inline constexpr int kTileStages = 2;  // of tiles of keys, and of K
+inline constexpr int kTileStages = 2;   // of tiles of keys, and of K
+inline constexpr int kWantedSteps = 3;  // before the end of a tile the next one is looked for
 
 template <class Config>
 struct Shape {
@@ -125,6 +127,13 @@ struct Shape {
   static constexpr bool kWarpgroupsShareKeys = false;
 };
 
+// Tiles of rows that a block walks over for one query head. At least two in all: K of the last tile
+// but one is released in the second step of the last one. One more than there are sees no keys.
+template <class Config>
+__device__ __forceinline__ int EndOfWalk(const KeyTile& tile) {
+  return Config::kGroup == 1 ? max(tile.end, tile.begin + 2) : tile.end;
+}
+
 template <class Config>
 struct alignas(1024) SharedStorage {
   u16 k[kTileStages][Shape<Config>::kPanelsQk][Config::kBlockN][kPanelColumns];
@@ -132,13 +141,14 @@ struct alignas(1024) SharedStorage {
   u16 q[Config::kStages][Shape<Config>::kPanelsQk][Config::kBlockM][kPanelColumns];
   u16 d_o[Config::kStages][Shape<Config>::kPanelsV][Config::kBlockM][kPanelColumns];
   u16 ds[kDsStages][Shape<Config>::kPanelsM][Config::kBlockN][kPanelColumns];
-  alignas(16) float dq[Shape<Config>::kConsumerWarps][Shape<Config>::kDqTiles]
+  alignas(16) float dq[Shape<Config>::kConsumerWarps][(Shape<Config>::kDqTiles > 4 ? Shape<Config>::kDqTiles : 4)]
                       [Shape<Config>::kFloatsOfFragment];
   alignas(16) float lse[kStatsStages][Config::kBlockM];
   alignas(16) float delta[kStatsStages][Config::kBlockM];
   KeyTile tiles[kTileStages];  // one without steps: there are no more
   alignas(8) u64 tile_full[kTileStages];
   u64 tile_empty[kTileStages];
+  u64 tile_wanted;
   u64 k_full[kTileStages];
   u64 k_empty[kTileStages];
   u64 v_full;
@@ -157,6 +167,7 @@ struct Consumer : ConsumerBase<Config, Params> {
   using Base::CounterOf;
   using Base::Descriptor;
   using Base::FindRows;
+  using Base::first_key;
   using Base::KeysOf;
   using Base::lane;
   using Base::params;
@@ -242,7 +253,6 @@ struct Consumer : ConsumerBase<Config, Params> {
     ptx::AccumulatorsReady(dq);
     WarpArrives(shared.ds_empty[n % kDsStages]);
     if (target.tile < 0) return;
-    if (target.keys % 2 != 0 && lane() == 0) Arrive(shared.k_empty[target.keys / 2 % kTileStages]);
     // The addition before must have read its place.
     if (lane() == 0) ptx::cp_async_bulk_wait_group_read_0();
     __syncwarp();
@@ -307,35 +317,65 @@ struct Consumer : ConsumerBase<Config, Params> {
     ptx::wgmma_commit_group();
   }
 
-  // A gradient of the tile to memory, from its sums.
+  // This warp's 16 rows of a gradient to memory, from the sums, by way of the place that its part of
+  // dQ goes through.
   template <int kColumns>
   __device__ __forceinline__ void StoreSums(const float (&sums)[kColumns / 2], float scale,
                                             void* tensor, const abi::TensorStrides& strides,
-                                            const KeyTile& tile) const {
-    constexpr int kTiles = kColumns / kFragmentColumns;
-    constexpr int kGroups = (kTiles + kFragmentsOfGroup - 1) / kFragmentsOfGroup;
-    const bool wide = (params.sm90.by_threads & abi::kGradientsByThreads) == 0;
-    const i64 first = i64{tile.kv_begin} + this->Key(0);
-    Element* const row = static_cast<Element*>(tensor) + tile.batch * strides.batch +
-                         tile.head_kv * strides.head + first * strides.seq;
-    const i64 rows = SeqlenKv<Config>(params) - first;
+                                            const KeyTile& tile) {
+    constexpr int kRows = 16;
+    constexpr int kChunks = kColumns / 8;
+    constexpr int kRowChunks = kColumns > kPanelColumns ? 16 : 8;
+    // Addresses are for this place alone: not computed ahead of the steps.
+    const int number = static_cast<int>(ptx::Opaque(thread));
+    const int lane = number % 32, warp = number / 32;
+    auto& place = shared.dq[warpgroup * 4 + warp];
+    static_assert(kRows * kRowChunks * 16 <= sizeof(place));
+    // Chunks of a row are permuted by its number: eight rows of a column lie in different banks.
+    const auto at = [](int row, int chunk) { return row * kRowChunks + (chunk ^ row % 8); };
+    // The addition before must have read it.
+    if (lane == 0) ptx::cp_async_bulk_wait_group_read_0();
+    __syncwarp();
 #pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      u32 upper[kFragmentsOfGroup] = {}, lower[kFragmentsOfGroup] = {};
+    for (int chunk = 0; chunk < kChunks; chunk += 2) {
+      u32 words[4];
 #pragma unroll
-      for (int n = 0; n < kFragmentsOfGroup; ++n) {
-        const int t = group * kFragmentsOfGroup + n;
-        if (t >= kTiles) break;
-        upper[n] = ptx::cvt_rn_x2_f32(sums[4 * t + 1] * scale, sums[4 * t] * scale, Element{});
-        lower[n] = ptx::cvt_rn_x2_f32(sums[4 * t + 3] * scale, sums[4 * t + 2] * scale, Element{});
+      for (int n = 0; n < 4; ++n) {
+        const int first = 4 * chunk + 2 * n;
+        words[n] = chunk + n / 2 < kChunks
+                       ? ptx::cvt_rn_x2_f32(sums[first + 1] * scale, sums[first] * scale, Element{})
+                       : 0;
       }
-      TransposeInQuad(upper);
-      TransposeInQuad(lower);
-      const int column = (group * kFragmentsOfGroup + lane() % 4) * kFragmentColumns;
-      if (column >= kColumns) continue;
-      if (rows > 0) StoreChunk(row + column, upper, kFragmentColumns, wide);
-      if (rows > 8) StoreChunk(row + 8 * strides.seq + column, lower, kFragmentColumns, wide);
+      const u32 address =
+          ptx::SharedAddress(&place) + at(lane % kRows, chunk + lane / kRows) * 16;
+      if (chunk + 1 < kChunks) {
+        ptx::stmatrix_x4(address, words[0], words[1], words[2], words[3]);
+      } else {
+        ptx::stmatrix_x2(address, words[0], words[1]);
+      }
     }
+    __syncwarp();
+    const i64 first = i64{tile.kv_begin} + first_key + warp * kRows;
+    const int rows =
+        static_cast<int>(Max(0, Min(SeqlenKv<Config>(params) - first, i64{kRows})));
+    Element* const out = static_cast<Element*>(tensor) + tile.batch * strides.batch +
+                         tile.head_kv * strides.head + first * strides.seq;
+    const bool wide = (params.sm90.by_threads & abi::kGradientsByThreads) == 0;
+    const auto* const chunks = reinterpret_cast<const Words<16>*>(&place);
+#pragma unroll 2
+    for (int n = lane; n < rows * kChunks; n += 32) {
+      const Words<16> words = chunks[at(n / kChunks, n % kChunks)];
+      Element* const to = out + n / kChunks * strides.seq + n % kChunks * 8;
+      if (wide) {
+        *reinterpret_cast<Words<16>*>(to) = words;
+      } else {
+#pragma unroll
+        for (int d = 0; d < 8; ++d) {
+          to[d] = Element{static_cast<u16>(words.word[d / 2] >> d % 2 * 16)};
+        }
+      }
+    }
+    __syncwarp();
   }
 
   // dK and dV of the tile in `stage`, whose sums are complete.
@@ -371,10 +411,6 @@ struct Consumer : ConsumerBase<Config, Params> {
     ptx::wgmma_wait_group<1>();
     // The earlier, the better: the next rows are loaded in their place.
     if (!very_first) WarpArrives(shared.rows_empty[StageBefore()]);
-    ptx::AccumulatorsReady(dk);
-    ptx::AccumulatorsReady(dv);
-    if (first && !very_first) StoreTile(place ^ 1);
-    adds = !first;
     Wait(shared.k_full[place], tiles / kTileStages % 2);
     Wait(shared.rows_full[stage], (ds_count - kDsStages) / Config::kStages % 2);
     ptx::wgmma_fence();
@@ -382,6 +418,9 @@ struct Consumer : ConsumerBase<Config, Params> {
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();
     AddDq(dq, ds_count - 2, before, counted);
+    if (before.keys % 2 != 0) {
+      WarpArrives(shared.k_empty[before.keys / 2 % kTileStages]);
+    }
     // Not before dQ of step -2 has read its zeros.
     if (very_first) WarpArrives(shared.rows_empty[StageBefore()]);
     Wait(shared.v_full, tiles % 2);
@@ -409,6 +448,13 @@ struct Consumer : ConsumerBase<Config, Params> {
     this->template StoreRows<Config::kBlockM / 8>(shared.ds[ds_count % kDsStages], ds);
     PassDs();
     EndDqTurn(before);
+    // While the other warpgroup has the tensor cores, and few registers are in use.
+    if (first && !very_first) {
+      ptx::AccumulatorsReady(dk);
+      ptx::AccumulatorsReady(dv);
+      StoreTile(place ^ 1);
+    }
+    adds = !first;
   }
 
   template <class Tile>
@@ -442,10 +488,11 @@ struct Consumer : ConsumerBase<Config, Params> {
       problem.h += g;
       const int first = static_cast<int>(DqTile(problem, 0, Config::kBlockM, params));
 #pragma unroll 1
-      for (int m = tile.begin; m < tile.end; ++m) {
+      for (int m = tile.begin; m < EndOfWalk<Config>(tile); ++m) {
         DqTarget target;
-        target.tile = first + m;
-        target.keys = 2 * tiles + (g == Config::kGroup - 1 && m == tile.end - 1 ? 1 : 0);
+        target.tile = m < tile.end ? first + m : -1;
+        target.keys =
+            2 * tiles + (g == Config::kGroup - 1 && m == EndOfWalk<Config>(tile) - 1 ? 1 : 0);
         if constexpr (Config::kDeterministic) {
           target.warps_before = this->WarpsBefore(problem, m, tile.kv_begin);
         }
@@ -539,12 +586,15 @@ struct TileLoader : Loader<Config, Params> {
 
   // Tiles that have steps, and then one without.
   __device__ __forceinline__ void FindTiles() {
-    u32 number = Config::kDeterministic ? NextNumber() : blockIdx.x;
+    u32 number = Config::kDeterministic ? NextNumber() : blockIdx.x, wanted = 0;
 #pragma unroll 1
     while (number < params.sm90.tiles) {
       const KeyTile tile = FindTile<Config>(number, params);
       if (tile.HasSteps()) {
         Pass(tile);
+        // Numbers are drawn late: who draws a long tile early begins with it last.
+        Wait(shared.tile_wanted, wanted);
+        wanted ^= 1;
       } else {
         const abi::AttnBwdParams& gradients = params.gradients;
         ClearGradient<Config::kHeadDimQk>(gradients.d_k, gradients.d_k_strides, tile);
@@ -590,7 +640,10 @@ struct TileLoader : Loader<Config, Params> {
 #pragma unroll 1
       for (int g = 0; g < Config::kGroup; ++g) {
 #pragma unroll 1
-        for (int m = tile.begin; m < tile.end; ++m) {
+        for (int m = tile.begin; m < EndOfWalk<Config>(tile); ++m) {
+          if (g == Config::kGroup - 1 && m == max(tile.begin, tile.end - kWantedSteps)) {
+            Arrive(shared.tile_wanted);
+          }
           this->LoadRowsByMap(tile, first + g, m);
           // Its place becomes free after that of the rows.
           if (g == 0 && m == tile.begin) LoadVByMap(tile);
@@ -635,7 +688,7 @@ struct TileLoader : Loader<Config, Params> {
 #pragma unroll 1
       for (int g = 0; g < Config::kGroup; ++g) {
 #pragma unroll 1
-        for (int m = tile.begin; m < tile.end; ++m) {
+        for (int m = tile.begin; m < EndOfWalk<Config>(tile); ++m) {
           this->LoadRowsByThreads(tile, first + g, m);
           if (g == 0 && m == tile.begin) LoadVByThreads(tile);
           ring.Advance();
@@ -663,6 +716,7 @@ __device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared,
       init(shared.k_full[stage], loaders);
       init(shared.k_empty[stage], S::kConsumerWarps);
     }
+    init(shared.tile_wanted, 1);
     init(shared.v_full, loaders);
     init(shared.v_empty, S::kConsumerWarps);
     InitialiseRowBarriers<Config>(shared);

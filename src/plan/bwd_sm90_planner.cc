@@ -110,10 +110,12 @@ int64_t BwdSm90SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, i
                        kDsStages * (block_m / kPanelColumns) * block_n;
   const int64_t stats = kStatsStages * int64_t{block_m} * 8;
   // A warp's part: rows of 16 and 64 columns, or all columns where warpgroups share rows.
-  const int64_t dq_columns = block_m > kPanelColumns ? dim_qk : kPanelColumns;
+  // At least so many that 16 rows of dV fit there.
+  const int64_t dq_columns =
+      block_m > kPanelColumns ? std::max<int64_t>(dim_qk, kPanelColumns / 2) : kPanelColumns;
   const int64_t dq = 4 * kConsumers * 16 * dq_columns * int64_t{sizeof(float)};
   // Of K, V, tiles of keys, Q and dO, dS.
-  const int64_t barriers = 8 * (4 + 2 + 4 + 2 * int64_t{stages} + 2 * kDsStages);
+  const int64_t barriers = 8 * (4 + 2 + 5 + 2 * int64_t{stages} + 2 * kDsStages);
   constexpr int64_t kKeyTiles = 2 * 32;
   return RoundUp(rows * kPanelRowBytes + dq + stats + kKeyTiles + barriers, kSharedAlignment);
 }

@@ -67,7 +67,11 @@ int64_t BwdSectionHeads(const AttentionSpec& spec, const AttentionArgs& args, in
   if (spec::EffectiveWindowRight(spec) < 0) return 1;
   const int64_t bytes_per_head = spec::GroupSize(spec) * std::max<int64_t>(args.seqlen_q, 1) *
                                  (spec.dim_qk * 6 + spec.dim_v * 2);
-  return std::clamp<int64_t>(kBwdSectionBytes / bytes_per_head, 1, std::max<int64_t>(heads, 1));
+  heads = std::max<int64_t>(heads, 1);
+  const int64_t most = std::clamp<int64_t>(kBwdSectionBytes / bytes_per_head, 1, heads);
+  // Equal ones: the first tiles of a short last section would be the last to end.
+  const int64_t sections = (heads + most - 1) / most;
+  return (heads + sections - 1) / sections;
 }
 
 absl::Status PackBwd(const device::DriverApi& api, const plan::KernelPlan& plan,

@@ -73,6 +73,8 @@ void MisalignRows(HostCase& c) {
 std::vector<Scenario> Sm90Scenarios() {
   return {
       {"bwd bf16 b=1 h=2/1 s=150/170 d=64 causal"},
+      {"bwd bf16 b=2 h=2 s=60/300 d=64"},  // many tiles of one step
+      {"bwd bf16 b=2 h=2 s=50/300 d=96 window=-1,30"},
       {"bwd fp16 b=2 h=2/1 s=130/260 d=128"},
       {"bwd bf16 b=1 h=2 s=70/300 d=72/40 causal=top_left"},
       {"bwd bf16 b=1 h=1 s=300/150 d=40 window=30,5 lse_base=2"},
