@@ -183,7 +183,7 @@ struct Consumer : ConsumerBase<Config, Params> {
   // Their parities say which place something has, and what the barriers of the place wait for.
   u32 tiles = 0;     // of keys so far
   u32 ds_count = 0;  // of steps so far, -2 and -1 included
-  bool adds = true;  // the step before was not the first of its tile
+  int age = 0;       // steps of this tile so far
 
   // Layouts as in ptx/wgmma.cuh: rows are keys, but for dq.
   float dk[S::kSumsK];
@@ -305,13 +305,16 @@ struct Consumer : ConsumerBase<Config, Params> {
   __device__ __forceinline__ int Stage() const { return ds_count % Config::kStages; }
   __device__ __forceinline__ int StageBefore() const { return (ds_count - 1) % Config::kStages; }
 
-  __device__ __forceinline__ u64 KeysOfDq(const DqTarget& target) const {
-    return PartOf(shared.k[target.keys / 2 % kTileStages], !S::kByRows);
+  // K of the tile number `tile`.
+  __device__ __forceinline__ u64 KeysOfDq(u32 tile) const {
+    return PartOf(shared.k[tile % kTileStages], !S::kByRows);
   }
 
   // dV and dK of the step before.
   __device__ __forceinline__ void IssueDvDk() {
     const int stage = StageBefore();
+    // Sums begin with the first step of a tile.
+    const u64 adds = age != 1;
     Wgmma::Dv(dv, p, RowsOf(shared.d_o[stage]), adds);
     Wgmma::Dk(dk, ds, RowsOf(shared.q[stage]), adds);
     ptx::wgmma_commit_group();
@@ -388,11 +391,9 @@ struct Consumer : ConsumerBase<Config, Params> {
     WarpArrives(shared.tile_empty[stage]);
   }
 
-  // `target`: where dQ of this step goes; `before`: that of the step before the last one. `first`
-  // of the tile. No product may stand under a condition, which would cost ptxas the pipeline
-  // (C7515).
-  __device__ __forceinline__ void Step(int q_begin, bool full, bool first, const DqTarget& target,
-                                       const DqTarget& before) {
+  // `before`: where dQ of the step before the last one goes; `last`: of the tile. A tile has at least
+  // two steps. No product may stand under a condition, which would cost ptxas the pipeline (C7515).
+  __device__ __forceinline__ void Step(int q_begin, bool full, bool last, const DqTarget& before) {
     float dq[4 * S::kDqTiles];
     float s[S::kPairs], dp[S::kPairs];
     const int stage = Stage(), place = tiles % kTileStages;
@@ -407,7 +408,7 @@ struct Consumer : ConsumerBase<Config, Params> {
     const bool very_first = ds_count == kDsStages;
     IssueDq(dq, ds_count - 2,
             very_first ? Descriptor(shared.q[Config::kStages - 1], Config::kBlockN)
-                       : KeysOfDq(before));
+                       : KeysOfDq(age < 2 && tiles > 0 ? tiles - 1 : tiles));
     ptx::wgmma_wait_group<1>();
     // The earlier, the better: the next rows are loaded in their place.
     if (!very_first) WarpArrives(shared.rows_empty[StageBefore()]);
@@ -418,9 +419,7 @@ struct Consumer : ConsumerBase<Config, Params> {
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();
     AddDq(dq, ds_count - 2, before, counted);
-    if (before.keys % 2 != 0) {
-      WarpArrives(shared.k_empty[before.keys / 2 % kTileStages]);
-    }
+    if (age == 1 && tiles > 0) WarpArrives(shared.k_empty[place ^ 1]);
     // Not before dQ of step -2 has read its zeros.
     if (very_first) WarpArrives(shared.rows_empty[StageBefore()]);
     Wait(shared.v_full, tiles % 2);
@@ -438,7 +437,7 @@ struct Consumer : ConsumerBase<Config, Params> {
     }
     ptx::wgmma_wait_group<0>();
     ptx::AccumulatorsReady(dp);
-    if (target.keys % 2 != 0) WarpArrives(shared.v_empty);
+    if (last) WarpArrives(shared.v_empty);
     if (full) {
       PackStep<true>(s, dp);
     } else {
@@ -449,12 +448,12 @@ struct Consumer : ConsumerBase<Config, Params> {
     PassDs();
     EndDqTurn(before);
     // While the other warpgroup has the tensor cores, and few registers are in use.
-    if (first && !very_first) {
+    if (age == 0 && !very_first) {
       ptx::AccumulatorsReady(dk);
       ptx::AccumulatorsReady(dv);
       StoreTile(place ^ 1);
     }
-    adds = !first;
+    ++age;
   }
 
   template <class Tile>
@@ -489,17 +488,13 @@ struct Consumer : ConsumerBase<Config, Params> {
       const int first = static_cast<int>(DqTile(problem, 0, Config::kBlockM, params));
 #pragma unroll 1
       for (int m = tile.begin; m < EndOfWalk<Config>(tile); ++m) {
-        DqTarget target;
-        target.tile = m < tile.end ? first + m : -1;
-        target.keys =
-            2 * tiles + (g == Config::kGroup - 1 && m == EndOfWalk<Config>(tile) - 1 ? 1 : 0);
-        if constexpr (Config::kDeterministic) {
-          target.warps_before = this->WarpsBefore(problem, m, tile.kv_begin);
-        }
         Step(m * Config::kBlockM, m >= tile.full_begin && m < tile.full_end,
-             g == 0 && m == tile.begin, target, before[0]);
+             g == Config::kGroup - 1 && m == EndOfWalk<Config>(tile) - 1, before[0]);
         before[0] = before[1];
-        before[1] = target;
+        before[1].tile = m < tile.end ? first + m : -1;
+        if constexpr (Config::kDeterministic) {
+          before[1].warps_before = this->WarpsBefore(problem, m, tile.kv_begin);
+        }
       }
     }
   }
@@ -519,6 +514,7 @@ struct Consumer : ConsumerBase<Config, Params> {
       Wait(shared.tile_full[place], tiles / kTileStages % 2);
       const KeyTile& tile = shared.tiles[place];
       if (!tile.HasSteps()) break;
+      age = 0;
       Steps(tile, before);
       ++tiles;
     }
@@ -528,13 +524,13 @@ struct Consumer : ConsumerBase<Config, Params> {
     float dq[4 * S::kDqTiles];
     ptx::wgmma_fence();
     IssueDvDk();
-    IssueDq(dq, ds_count - 2, KeysOfDq(before[0]));
+    IssueDq(dq, ds_count - 2, KeysOfDq(tiles - 1));
     ptx::wgmma_wait_group<0>();
     ptx::AccumulatorsReady(dk);
     ptx::AccumulatorsReady(dv);
     AddDq(dq, ds_count - 2, before[0], /*counted=*/0);
     EndDqTurn(before[0]);
-    IssueDq(dq, ds_count - 1, KeysOfDq(before[1]));
+    IssueDq(dq, ds_count - 1, KeysOfDq(tiles - 1));
     ptx::wgmma_wait_group<0>();
     AddDq(dq, ds_count - 1, before[1], /*counted=*/0);
     EndDqTurn(before[1]);
@@ -554,7 +550,11 @@ struct TileLoader : Loader<Config, Params> {
   using Base::shared;
   using S = Shape<Config>;
 
-  Ring<kTileStages> tiles;  // which is loaded
+  u32 tiles = 0;  // of keys so far
+
+  // Of this tile, and what the barriers of the place wait for.
+  __device__ __forceinline__ int Place() const { return tiles % kTileStages; }
+  __device__ __forceinline__ u32 Parity() const { return tiles / kTileStages % 2; }
 
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
   __device__ __forceinline__ bool KeysByThreads() const {
@@ -586,15 +586,14 @@ struct TileLoader : Loader<Config, Params> {
 
   // Tiles that have steps, and then one without.
   __device__ __forceinline__ void FindTiles() {
-    u32 number = Config::kDeterministic ? NextNumber() : blockIdx.x, wanted = 0;
+    u32 number = Config::kDeterministic ? NextNumber() : blockIdx.x;
 #pragma unroll 1
     while (number < params.sm90.tiles) {
       const KeyTile tile = FindTile<Config>(number, params);
       if (tile.HasSteps()) {
         Pass(tile);
         // Numbers are drawn late: who draws a long tile early begins with it last.
-        Wait(shared.tile_wanted, wanted);
-        wanted ^= 1;
+        Wait(shared.tile_wanted, ~tiles % 2);
       } else {
         const abi::AttnBwdParams& gradients = params.gradients;
         ClearGradient<Config::kHeadDimQk>(gradients.d_k, gradients.d_k_strides, tile);
@@ -605,25 +604,25 @@ struct TileLoader : Loader<Config, Params> {
     Pass({});
   }
   __device__ __forceinline__ void Pass(const KeyTile& tile) {
-    Wait(shared.tile_empty[tiles.stage], tiles.parity ^ 1);
-    if (lane() == 0) shared.tiles[tiles.stage] = tile;
-    WarpArrives(shared.tile_full[tiles.stage]);
-    tiles.Advance();
+    Wait(shared.tile_empty[Place()], Parity() ^ 1);
+    if (lane() == 0) shared.tiles[Place()] = tile;
+    WarpArrives(shared.tile_full[Place()]);
+    ++tiles;
   }
 
   // ---- thread 0
 
   __device__ __forceinline__ void LoadKByMap(const KeyTile& tile) const {
     if (KeysByThreads()) return;
-    const u64& full = shared.k_full[tiles.stage];
-    Wait(shared.k_empty[tiles.stage], tiles.parity ^ 1);
+    const u64& full = shared.k_full[Place()];
+    Wait(shared.k_empty[Place()], Parity() ^ 1);
     ptx::mbarrier_arrive_expect_tx(ptx::SharedAddress(&full), S::kBytesK);
-    Base::template LoadPanels<S::kPanelsQk>(shared.k[tiles.stage], &params.sm90.k, full,
+    Base::template LoadPanels<S::kPanelsQk>(shared.k[Place()], &params.sm90.k, full,
                                             tile.kv_begin, tile.head_kv, tile.batch);
   }
   __device__ __forceinline__ void LoadVByMap(const KeyTile& tile) const {
     if (KeysByThreads()) return;
-    Wait(shared.v_empty, tiles.stage ^ 1);
+    Wait(shared.v_empty, ~tiles % 2);
     ptx::mbarrier_arrive_expect_tx(ptx::SharedAddress(&shared.v_full), S::kBytesV);
     Base::template LoadPanels<S::kPanelsV>(shared.v, &params.sm90.v, shared.v_full, tile.kv_begin,
                                            tile.head_kv, tile.batch);
@@ -632,8 +631,8 @@ struct TileLoader : Loader<Config, Params> {
   __device__ __forceinline__ void LoadByMaps() {
 #pragma unroll 1
     for (;;) {
-      Wait(shared.tile_full[tiles.stage], tiles.parity);
-      const KeyTile& tile = shared.tiles[tiles.stage];
+      Wait(shared.tile_full[Place()], Parity());
+      const KeyTile& tile = shared.tiles[Place()];
       if (!tile.HasSteps()) return;
       LoadKByMap(tile);
       const int first = tile.head_kv * Config::kGroup;
@@ -650,8 +649,8 @@ struct TileLoader : Loader<Config, Params> {
           ring.Advance();
         }
       }
-      Arrive(shared.tile_empty[tiles.stage]);
-      tiles.Advance();
+      Arrive(shared.tile_empty[Place()]);
+      ++tiles;
     }
   }
 
@@ -659,17 +658,17 @@ struct TileLoader : Loader<Config, Params> {
 
   __device__ __forceinline__ void LoadKByThreads(const KeyTile& tile) const {
     if (!KeysByThreads()) return;
-    Wait(shared.k_empty[tiles.stage], tiles.parity ^ 1);
+    Wait(shared.k_empty[Place()], Parity() ^ 1);
     const abi::AttnFwdParams& core = params.core;
     CopyTile<S::kCopyThreads, Config::kHeadDimQk, S::kPanelsQk>(
-        shared.k[tiles.stage],
+        shared.k[Place()],
         Base::RowsOf(core.k, core.k_strides, tile.batch, tile.head_kv, tile.kv_begin),
         core.k_strides.seq, SeqlenKv<Config>(params) - tile.kv_begin);
-    WarpArrives(shared.k_full[tiles.stage]);
+    WarpArrives(shared.k_full[Place()]);
   }
   __device__ __forceinline__ void LoadVByThreads(const KeyTile& tile) const {
     if (!KeysByThreads()) return;
-    Wait(shared.v_empty, tiles.stage ^ 1);
+    Wait(shared.v_empty, ~tiles % 2);
     const abi::AttnFwdParams& core = params.core;
     CopyTile<S::kCopyThreads, Config::kHeadDimV, S::kPanelsV>(
         shared.v, Base::RowsOf(core.v, core.v_strides, tile.batch, tile.head_kv, tile.kv_begin),
@@ -680,8 +679,8 @@ struct TileLoader : Loader<Config, Params> {
   __device__ __forceinline__ void LoadByThreads() {
 #pragma unroll 1
     for (;;) {
-      Wait(shared.tile_full[tiles.stage], tiles.parity);
-      const KeyTile& tile = shared.tiles[tiles.stage];
+      Wait(shared.tile_full[Place()], Parity());
+      const KeyTile& tile = shared.tiles[Place()];
       if (!tile.HasSteps()) return;
       LoadKByThreads(tile);
       const int first = tile.head_kv * Config::kGroup;
@@ -694,8 +693,8 @@ struct TileLoader : Loader<Config, Params> {
           ring.Advance();
         }
       }
-      WarpArrives(shared.tile_empty[tiles.stage]);
-      tiles.Advance();
+      WarpArrives(shared.tile_empty[Place()]);
+      ++tiles;
     }
   }
 };

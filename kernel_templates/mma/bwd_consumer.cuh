@@ -25,9 +25,6 @@ namespace bwd_sm90 {
 struct DqTarget {
   int tile = -1;         // of dQ; negative: nowhere
   i32 warps_before = 0;  // deterministic: that add to it before this block's
-  // Where a block has several tiles of keys, which are numbered: twice the number of this one, and 1
-  // in its last step.
-  u32 keys = 0;
 };
 
 template <class Config, class Params>
@@ -80,17 +77,16 @@ struct ConsumerBase {
   }
 
   __device__ __forceinline__ int lane() const { return thread % 32; }
-  // The key of the block's tile that this thread's row r or r + 8 stands for.
-  __device__ __forceinline__ int Key(int half) const {
-    return first_key + thread / 32 * 16 + lane() / 4 + half * 8;
-  }
 
   __device__ __forceinline__ void FindRows(const KeyTile& tile) {
     const Problem problem = ProblemOf<Config>(tile, params);
+    // Not kept from tile to tile.
+    const int number = static_cast<int>(ptx::Opaque(thread));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const RowInterval rows = Mask::KeyRows(problem, tile.kv_begin + Key(half), params);
-      const int mine = 2 * (lane() % 4);
+      const int key = first_key + number / 32 * 16 + number % 32 / 4 + half * 8;
+      const RowInterval rows = Mask::KeyRows(problem, tile.kv_begin + key, params);
+      const int mine = 2 * (number % 4);
       constexpr int kNone = 0x7fffffff;
       first_row[half] = rows.begin < rows.end ? static_cast<int>(Max(rows.begin, 0)) - mine : kNone;
       end_row[half] = static_cast<int>(Max(rows.end, 0)) - mine;
@@ -133,9 +129,11 @@ struct ConsumerBase {
   template <int kChunks, int kRows>
   __device__ __forceinline__ void StoreRows(u16 (*panels)[kRows][kPanelColumns],
                                             const u32 (&packed)[2 * kChunks]) const {
-    const int row = first_key + thread / 32 * 16 + lane() % 16;
+    // Not kept from step to step: registers are scarce.
+    const int number = static_cast<int>(ptx::Opaque(thread));
+    const int row = first_key + number / 32 * 16 + number % 16;
     // A row starts on a multiple of 128 bytes: the swizzle of a chunk is one exclusive or.
-    const u32 first = ptx::SharedAddress(&panels[0][row][(lane() / 16 ^ row % 8) * 8]);
+    const u32 first = ptx::SharedAddress(&panels[0][row][(number % 32 / 16 ^ row % 8) * 8]);
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; chunk += 2) {
       const u32 address = (first ^ chunk % 8 * 16) + chunk / 8 * kRows * kRowBytes;
