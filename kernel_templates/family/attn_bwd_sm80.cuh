@@ -234,10 +234,81 @@ struct KeyTile {
     return keep;
   }
 
+  // Whether scores are the scaled products and terms that do not depend on them. Then terms are
+  // looked up by rows, what depends on the problem alone having been computed once a step (for the
+  // offset of a bias a division of 64 bits), and all derivatives are 1.
+  static constexpr bool kAddsTerms = !Score::kIdentity && Score::kHasSlopeOne;
+  using LaneRuns = KeyRuns<2 * S::kKeyTiles, 1, 8>;
+
+  // Of one row: s from products to scores, for the lane's keys in the set `keep`.
+  template <class Head>
+  __device__ __forceinline__ void AddTerms(float (&scores)[LaneRuns::kCount], u32 keep,
+                                           const Head& head, i64 i) const {
+#pragma unroll
+    for (float& score : scores) score *= params.core.scale;
+    if (keep == 0) return;  // the row need not exist
+    const i64 j = kv_begin + warp_key + KeyOf(0, 0);
+    const typename Head::Row row(head, {i, j, static_cast<int>(Max(0, kv_end - j))});
+    row.template Apply<LaneRuns>(scores, keep);
+  }
+
+  // s from products to weights, where kAddsTerms.
+  template <bool full>
+  __device__ __forceinline__ void WeightsWithTerms(Fragments<Config>& s, int stage, i64 q_begin) {
+    const typename Score::template Head<Params> head(problem, params);
+#pragma unroll
+    for (int n = 0; n < S::kRowTiles; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int row = warp_row + QueryOf(n, c);
+        const float reference = shared.stats[stage][row].lse * kLog2OfE;
+        const KeyColumns keys = full ? KeyColumns{} : shared.keys[stage][row];
+        float scores[LaneRuns::kCount];
+        u32 keep = 0;
+#pragma unroll
+        for (int at = 0; at < LaneRuns::kCount; ++at) {
+          scores[at] = s[at / 2][n][at % 2 * 2 + c];
+          if (Keeps(warp_key + KeyOf(at / 2, at % 2 * 2), row, keys, q_begin, full)) {
+            keep |= 1u << at;
+          }
+        }
+        AddTerms(scores, keep, head, q_begin + row);
+#pragma unroll
+        for (int at = 0; at < LaneRuns::kCount; ++at) {
+          const float weight = ptx::ex2_approx_ftz(fmaf(scores[at], kLog2OfE, -reference));
+          s[at / 2][n][at % 2 * 2 + c] = (keep >> at & 1) != 0 ? weight : 0.f;
+        }
+      }
+    }
+  }
+
+  // A weight that dropout drops is kept with its sign turned.
+  __device__ __forceinline__ void DropWeights(Fragments<Config>& s, i64 q_begin) const {
+#pragma unroll
+    for (int n = 0; n < S::kRowTiles; ++n) {
+#pragma unroll
+      for (int m = 0; m < S::kKeyTiles; ++m) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          float& weight = s[m][n][c];
+          const float factor =
+              Config::Dropout::Factor(problem, q_begin + warp_row + QueryOf(n, c),
+                                      kv_begin + warp_key + KeyOf(m, c), params);
+          weight = factor == 0 ? -weight : weight;
+        }
+      }
+    }
+  }
+
   // s from products to weights. `points` remembers what the gradient of a score needs.
   template <bool full>
   __device__ __forceinline__ void Weights(Fragments<Config>& s, Points& points, int stage,
                                           i64 q_begin) {
+    if constexpr (kAddsTerms) {
+      WeightsWithTerms<full>(s, stage, q_begin);
+      if constexpr (!Config::Dropout::kIdentity) DropWeights(s, q_begin);
+      return;
+    }
     const float to_log2 = Score::kIdentity ? params.core.scale * kLog2OfE : kLog2OfE;
 #pragma unroll
     for (int n = 0; n < S::kRowTiles; ++n) {
@@ -289,6 +360,8 @@ struct KeyTile {
       for (int c = 0; c < 2; ++c) {
         const int row = warp_row + QueryOf(n, c);
         const float delta = shared.stats[stage][row].delta;
+        [[maybe_unused]] TermsAt at_row = terms;
+        MoveTerms(at_row, row, warp_key + KeyOf(0, 0));
 #pragma unroll
         for (int m = 0; m < S::kKeyTiles; ++m) {
 #pragma unroll
@@ -304,12 +377,14 @@ struct KeyTile {
             // The dO * V of a masked key may be anything.
             if (!full) gradient = weight == 0 ? 0.f : gradient;
             if constexpr (kPairwiseGradients) {
-              const int key = warp_key + KeyOf(m, 2 * half);
+              const ScorePoint& point = points[m][n][2 * half + c];
               if (weight != 0) {
-                gradient =
-                    PairGradient(points[m][n][2 * half + c], gradient, q_begin, row, key, terms);
+                gradient = PairGradient(kAddsTerms ? ScorePoint{0, 1, 1, 0} : point, gradient,
+                                        q_begin + row, kv_begin + warp_key + KeyOf(m, 2 * half),
+                                        at_row);
               }
-            } else if constexpr (!Score::kIdentity) {
+              MoveTerms(at_row, 0, 8);
+            } else if constexpr (!Score::kHasSlopeOne) {
               gradient *= points[m][n][2 * half + c].by_dot;
             }
           }
@@ -344,18 +419,25 @@ struct KeyTile {
     return terms;
   }
 
-  // `row`, `key`: of the tile.
-  __device__ __forceinline__ float PairGradient(const ScorePoint& point, float d_score, i64 q_begin,
-                                                int row, int key, const TermsAt& terms) {
-    const i64 i = q_begin + row, j = kv_begin + key;
+  __device__ __forceinline__ void MoveTerms(TermsAt& terms, int rows, int keys) const {
+    if constexpr (kAddsToBiases) {
+#pragma unroll
+      for (int t = 0; t < Config::kBiasGradients; ++t) {
+        const abi::BiasGradientArgs& term = params.bias_gradients[t];
+        terms.at[t] += rows * term.stride_q + keys * term.stride_kv;
+      }
+    }
+  }
+
+  // `terms`: of the pair.
+  __device__ __forceinline__ float PairGradient(const ScorePoint& point, float d_score, i64 i,
+                                                i64 j, const TermsAt& terms) {
     const ScoreGradient gradient =
         Score::Gradient(point, d_score, /*adds=*/true, problem, i, j, params);
     if constexpr (kAddsToBiases) {
 #pragma unroll
       for (int t = 0; t < Config::kBiasGradients; ++t) {
-        const abi::BiasGradientArgs& term = params.bias_gradients[t];
-        ptx::red_global_add_f32(terms.at[t] + row * term.stride_q + key * term.stride_kv,
-                                gradient.bias);
+        ptx::red_global_add_f32(terms.at[t], gradient.bias);
       }
     }
     if constexpr (kAddsToSlopes) {

@@ -61,7 +61,7 @@ attn_bwd_prep__bf16_d128__m64w4(const __grid_constant__ tilewright::Params param
 
 // ==== the next kernel
 // Emitted by tilewright. Sizes in the line below are placeholders.
-// recreate: tilewright emit 'bwd bf16 b=1 h=4/1 s=1/1 d=128/128 causal' --plan 'attn_bwd_sm90 sm_90a m64n128 w12 r0 s2 c2 smem=198656'
+// recreate: tilewright emit 'bwd bf16 b=1 h=4/1 s=1/1 d=128/128 causal' --plan 'attn_bwd_sm90 sm_90a m64n128 w12 r0 s2 c2 g132 smem=231424'
 #include "family/attn_bwd_sm90.cuh"
 #include "policy/mask_window.cuh"
 #include "generated/wgmma.cuh"
@@ -118,7 +118,7 @@ struct Config {
   static constexpr bool kHasScoreGradient = false;
   static constexpr bool kDeterministic = false;
 };
-static_assert(sizeof(bwd_sm90::SharedStorage<Config>) == 198656,
+static_assert(sizeof(bwd_sm90::SharedStorage<Config>) == 231424,
               "plan and kernel disagree on shared memory");
 
 }  // namespace tilewright
@@ -200,13 +200,13 @@ struct AttentionWgmma {
         : "l"(v), "l"(d_o)
         : "memory");
   }
-  // d += p d_o: 4 steps of m64n128k16.
-  static __device__ __forceinline__ void Dv(float (&d)[64], const u32 (&p)[16], u64 d_o) {
+  // d += p d_o: 4 steps of m64n128k16; without `adds` what d held is ignored.
+  static __device__ __forceinline__ void Dv(float (&d)[64], const u32 (&p)[16], u64 d_o, u64 adds) {
     asm volatile(
-        "{.reg .b64 b; .reg .pred more;\n"
-        "setp.ne.b32 more, 1, 0;\n"
+        "{.reg .b64 b; .reg .pred first, more;\n"
+        "setp.ne.b64 first, %81, 0; setp.ne.b32 more, 1, 0;\n"
         "add.s64 b, %80, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, {%64, %65, %66, %67}, b, more, 1, 1, 1;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, {%64, %65, %66, %67}, b, first, 1, 1, 1;\n"
         "add.s64 b, %80, 128;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, {%68, %69, %70, %71}, b, more, 1, 1, 1;\n"
         "add.s64 b, %80, 256;\n"
@@ -227,16 +227,16 @@ struct AttentionWgmma {
           "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
         : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "r"(p[4]), "r"(p[5]),
           "r"(p[6]), "r"(p[7]), "r"(p[8]), "r"(p[9]), "r"(p[10]), "r"(p[11]),
-          "r"(p[12]), "r"(p[13]), "r"(p[14]), "r"(p[15]), "l"(d_o)
+          "r"(p[12]), "r"(p[13]), "r"(p[14]), "r"(p[15]), "l"(d_o), "l"(adds)
         : "memory");
   }
-  // d += ds q: 4 steps of m64n128k16.
-  static __device__ __forceinline__ void Dk(float (&d)[64], const u32 (&ds)[16], u64 q) {
+  // d += ds q: 4 steps of m64n128k16; without `adds` what d held is ignored.
+  static __device__ __forceinline__ void Dk(float (&d)[64], const u32 (&ds)[16], u64 q, u64 adds) {
     asm volatile(
-        "{.reg .b64 b; .reg .pred more;\n"
-        "setp.ne.b32 more, 1, 0;\n"
+        "{.reg .b64 b; .reg .pred first, more;\n"
+        "setp.ne.b64 first, %81, 0; setp.ne.b32 more, 1, 0;\n"
         "add.s64 b, %80, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, {%64, %65, %66, %67}, b, more, 1, 1, 1;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, {%64, %65, %66, %67}, b, first, 1, 1, 1;\n"
         "add.s64 b, %80, 128;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, {%68, %69, %70, %71}, b, more, 1, 1, 1;\n"
         "add.s64 b, %80, 256;\n"
@@ -257,7 +257,7 @@ struct AttentionWgmma {
           "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
         : "r"(ds[0]), "r"(ds[1]), "r"(ds[2]), "r"(ds[3]), "r"(ds[4]), "r"(ds[5]),
           "r"(ds[6]), "r"(ds[7]), "r"(ds[8]), "r"(ds[9]), "r"(ds[10]), "r"(ds[11]),
-          "r"(ds[12]), "r"(ds[13]), "r"(ds[14]), "r"(ds[15]), "l"(q)
+          "r"(ds[12]), "r"(ds[13]), "r"(ds[14]), "r"(ds[15]), "l"(q), "l"(adds)
         : "memory");
   }
   // d = ds^T k: 8 steps of m64n64k16; what d held is ignored.

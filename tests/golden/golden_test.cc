@@ -91,7 +91,7 @@ constexpr Golden kGoldens[] = {
     {.file = "bwd_sm90_causal",
      .spec = "bwd bf16 b=2 h=16/4 s=4096 d=128 causal",
      .plan = "attn_bwd_prep sm_90a m64n0 w4 r0 smem=4 + "
-             "attn_bwd_sm90 sm_90a m64n128 w12 r0 s2 c2 smem=198656 + "
+             "attn_bwd_sm90 sm_90a m64n128 w12 r0 s2 c2 g132 smem=231424 + "
              "attn_bwd_finish sm_90a m64n0 w4 r0 smem=4"},
     {.file = "bwd_sm80_causal",
      .spec = "bwd bf16 b=2 h=16/4 s=4096 d=128 causal",
