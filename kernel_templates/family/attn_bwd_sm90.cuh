@@ -14,7 +14,7 @@
 //           other computes weights from its last ones. A burst of step i is
 //             dV and dK of step i - 1 | dQ of step i - 2 | S | dP
 //           dQ is two steps late because the other warpgroup's dS is half a step behind. S is
-//           issued before dQ is waited for, which is added to memory while S is made, and dP before
+//           issued before dQ is waited for, which goes to shared memory while S is made, and dP before
 //           S is waited for, so the tensor cores always have a product waiting. The turn is passed
 //           when S has arrived or, with 128 rows, whose weights take longer, when dP has been
 //           issued. (With dQ first ptxas finds too few registers, C7512.) Steps -2 and
@@ -123,6 +123,7 @@ struct Shape {
   static constexpr int kFloatsOfDqTile = Config::kBlockM * kQkTiles * 8;
   static constexpr int kFloatsOfFragment = 128;
   static constexpr int kCopyThreads = 64;
+  static constexpr bool kEarlyStats = !kByRows;
   static constexpr bool kBeginsWithZeros = true;
   static constexpr bool kWarpgroupsShareKeys = false;
 };
@@ -179,6 +180,7 @@ struct Consumer : ConsumerBase<Config, Params> {
   using Element = typename Config::Element;
   using Mask = typename Config::Mask;
   using Wgmma = typename Config::Wgmma;
+  using Stats = typename Base::Stats;
 
   // Their parities say which place something has, and what the barriers of the place wait for.
   u32 tiles = 0;     // of keys so far
@@ -202,12 +204,11 @@ struct Consumer : ConsumerBase<Config, Params> {
   // The weights `s` to p; `dp`, gradients of weights, to those of scores in ds.
   template <bool kFull>
   __device__ __forceinline__ void PackStep(const float (&s)[S::kPairs],
-                                           const float (&dp)[S::kPairs]) {
-    constexpr int kValues = 2 * S::kLaneRows;
-    const float* const deltas = &shared.delta[ds_count % kStatsStages][S::kLaneRows * (lane() % 4)];
+                                           const float (&dp)[S::kPairs], const Stats& deltas) {
+    constexpr int kValues = Base::kValues;
 #pragma unroll
-    for (int n = 0; n < S::kPairs / kValues; ++n) {
-      const auto delta = *reinterpret_cast<const LaneRows<S::kLaneRows>*>(deltas + 2 * kValues * n);
+    for (int n = 0; n < Base::kLoads; ++n) {
+      const LaneRows<S::kLaneRows> delta = deltas[n];
 #pragma unroll
       for (int pair = 0; pair < kValues / 2; ++pair) {
         const int at = kValues / 2 * n + pair;
@@ -244,15 +245,10 @@ struct Consumer : ConsumerBase<Config, Params> {
     ptx::wgmma_commit_group();
   }
 
-  // Adds dQ of dS number `n`, which has been waited for, to the sums of `target`. A warp's part of
-  // it is contiguous in mma/dq_sums.cuh's order, and one bulk addition of its own: additions from
-  // registers held the warp up until L2 had taken them. `counted`: the warps before this one when
-  // they were last looked at.
-  __device__ __forceinline__ void AddDq(float (&dq)[4 * S::kDqTiles], u32 n, const DqTarget& target,
-                                        i32 counted) const {
+  // Puts dQ of dS number `n`, which has been waited for, where an addition to memory finds it.
+  __device__ __forceinline__ void StageDq(float (&dq)[4 * S::kDqTiles], u32 n) const {
     ptx::AccumulatorsReady(dq);
     WarpArrives(shared.ds_empty[n % kDsStages]);
-    if (target.tile < 0) return;
     // The addition before must have read its place.
     if (lane() == 0) ptx::cp_async_bulk_wait_group_read_0();
     __syncwarp();
@@ -263,6 +259,13 @@ struct Consumer : ConsumerBase<Config, Params> {
           {__float_as_uint(dq[4 * t]), __float_as_uint(dq[4 * t + 1]),
            __float_as_uint(dq[4 * t + 2]), __float_as_uint(dq[4 * t + 3])}};
     }
+  }
+
+  // Adds it to the sums of `target`. A warp's part of it is contiguous in mma/dq_sums.cuh's order,
+  // and one bulk addition of its own: additions from registers held the warp up until L2 had taken
+  // them. `counted`: the warps before this one when they were last looked at.
+  __device__ __forceinline__ void AddDq(const DqTarget& target, i32 counted) const {
+    if (target.tile < 0) return;
     ptx::fence_proxy_async_shared();
     __syncwarp();
     if (lane() == 0) {
@@ -279,7 +282,8 @@ struct Consumer : ConsumerBase<Config, Params> {
       ptx::cp_reduce_async_bulk_add_f32(
           params.gradients.dq_sums + i64{target.tile} * S::kFloatsOfDqTile +
               (row_tile * S::kQkTiles + first_column) * S::kFloatsOfFragment,
-          ptx::SharedAddress(&fragments), columns * S::kFloatsOfFragment * sizeof(float));
+          ptx::SharedAddress(&shared.dq[warpgroup * 4 + thread / 32]),
+          columns * S::kFloatsOfFragment * sizeof(float));
       ptx::cp_async_bulk_commit_group();
     }
   }
@@ -418,7 +422,7 @@ struct Consumer : ConsumerBase<Config, Params> {
     Wgmma::Scores(s, KeysOf(shared.k[place]), RowsOf(shared.q[stage]));
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<1>();
-    AddDq(dq, ds_count - 2, before, counted);
+    StageDq(dq, ds_count - 2);
     if (age == 1 && tiles > 0) WarpArrives(shared.k_empty[place ^ 1]);
     // Not before dQ of step -2 has read its zeros.
     if (very_first) WarpArrives(shared.rows_empty[StageBefore()]);
@@ -427,21 +431,24 @@ struct Consumer : ConsumerBase<Config, Params> {
     Wgmma::WeightGradients(dp, KeysOf(shared.v), RowsOf(shared.d_o[stage]));
     ptx::wgmma_commit_group();
     if constexpr (S::kByRows) PassTurn();
+    const Stats lse = this->StatsOf(shared.lse, ds_count);
     ptx::wgmma_wait_group<1>();
     ptx::AccumulatorsReady(s);
     if constexpr (!S::kByRows) PassTurn();
+    AddDq(before, counted);
     if (full) {
-      this->template Weights<true>(s, ds_count, q_begin);
+      this->template Weights<true>(s, lse, q_begin);
     } else {
-      this->template Weights<false>(s, ds_count, q_begin);
+      this->template Weights<false>(s, lse, q_begin);
     }
+    const Stats delta = this->StatsOf(shared.delta, ds_count);
     ptx::wgmma_wait_group<0>();
     ptx::AccumulatorsReady(dp);
     if (last) WarpArrives(shared.v_empty);
     if (full) {
-      PackStep<true>(s, dp);
+      PackStep<true>(s, dp, delta);
     } else {
-      PackStep<false>(s, dp);
+      PackStep<false>(s, dp, delta);
     }
     WaitForDsSlot();
     this->template StoreRows<Config::kBlockM / 8>(shared.ds[ds_count % kDsStages], ds);
@@ -528,11 +535,13 @@ struct Consumer : ConsumerBase<Config, Params> {
     ptx::wgmma_wait_group<0>();
     ptx::AccumulatorsReady(dk);
     ptx::AccumulatorsReady(dv);
-    AddDq(dq, ds_count - 2, before[0], /*counted=*/0);
+    StageDq(dq, ds_count - 2);
+    AddDq(before[0], /*counted=*/0);
     EndDqTurn(before[0]);
     IssueDq(dq, ds_count - 1, KeysOfDq(tiles - 1));
     ptx::wgmma_wait_group<0>();
-    AddDq(dq, ds_count - 1, before[1], /*counted=*/0);
+    StageDq(dq, ds_count - 1);
+    AddDq(before[1], /*counted=*/0);
     EndDqTurn(before[1]);
     StoreTile((tiles - 1) % kTileStages);
     // Shared memory must outlive the additions that read it.

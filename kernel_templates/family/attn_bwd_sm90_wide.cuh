@@ -88,6 +88,7 @@ struct Shape {
   static constexpr int kFloatsOfDqTile = Config::kBlockM * kQkTiles * 8;
   static constexpr int kLaneRows = 4;
   static constexpr int kCopyThreads = 96;
+  static constexpr bool kEarlyStats = true;
   static constexpr bool kBeginsWithZeros = false;
   static constexpr bool kWarpgroupsShareKeys = true;
 };
@@ -127,6 +128,8 @@ struct Consumer : ConsumerBase<Config, Params> {
   using S = Shape<Config>;
   using Element = typename Config::Element;
   using Wgmma = typename Config::Wgmma;
+  using Stats = typename Base::Stats;
+  static_assert(Base::kValues == 8, "a load has the rows of four packed pairs");
 
   static constexpr int kColumns = kMakesWeights ? Config::kHeadDimV : Config::kHeadDimQk;
   static constexpr int kSums = kColumns / 2;
@@ -153,11 +156,11 @@ struct Consumer : ConsumerBase<Config, Params> {
   }
 
   // P of this step, from S; for dV, and for the other warpgroup.
-  __device__ __forceinline__ void MakeWeights(int q_begin, bool full) {
+  __device__ __forceinline__ void MakeWeights(const Stats& lse, int q_begin, bool full) {
     if (full) {
-      this->template Weights<true>(pairs, step, q_begin);
+      this->template Weights<true>(pairs, lse, q_begin);
     } else {
-      this->template Weights<false>(pairs, step, q_begin);
+      this->template Weights<false>(pairs, lse, q_begin);
     }
 #pragma unroll
     for (int n = 0; n < S::kPackedPairs; ++n) {
@@ -172,13 +175,12 @@ struct Consumer : ConsumerBase<Config, Params> {
   }
 
   // dS of this step, from dP and the other warpgroup's P; for dK, and in shared memory for dQ.
-  __device__ __forceinline__ void MakeGradients(bool full) {
+  __device__ __forceinline__ void MakeGradients(const Stats& deltas, bool full) {
     Wait(shared.p_full, step % 2);
-    const float* const deltas = &shared.delta[step % kStatsStages][S::kLaneRows * (lane() % 4)];
 #pragma unroll
     for (int n = 0; n < S::kPackedPairs / 4; ++n) {
       const auto weights = *reinterpret_cast<const Words<16>*>(&shared.p[n][thread]);
-      const auto delta = *reinterpret_cast<const LaneRows<S::kLaneRows>*>(deltas + 16 * n);
+      const LaneRows<S::kLaneRows> delta = deltas[n];
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) {
         const int at = 4 * n + pair;
@@ -264,14 +266,15 @@ struct Consumer : ConsumerBase<Config, Params> {
     if constexpr (Config::kDeterministic) {
       if (before[1].tile >= 0) counted = ptx::ld_relaxed_gpu_s32(CounterOf(before[1]));
     }
+    const Stats stats = this->StatsOf(kMakesWeights ? shared.lse : shared.delta, step);
     // Of the step before: P has been read, and dS is there.
     if (step > 0) Wait(shared.ds_full, (step - 1) % 2);
     if constexpr (kMakesWeights) {
-      MakeWeights(q_begin, full);
+      MakeWeights(stats, q_begin, full);
       ptx::wgmma_fence();
       Wgmma::Dv(sums, packed, RowsOf(shared.d_o[stage]), /*adds=*/1);
     } else {
-      MakeGradients(full);
+      MakeGradients(stats, full);
       ptx::wgmma_fence();
       Wgmma::Dk(sums, packed, RowsOf(shared.q[stage]), /*adds=*/1);
     }

@@ -1,6 +1,7 @@
 // What the computing warpgroups of the families of the backward on warpgroup products share. See
 // mma/bwd_key_tiles.cuh for what a family defines; here also
-//   Shape  kPairs: keys times rows of a thread in a step; kWarpgroupsShareKeys: all have the
+//   Shape  kPairs: keys times rows of a thread in a step; kEarlyStats: whether it has registers for
+//          their statistics; kWarpgroupsShareKeys: all have the
 //   block's
 //          64 keys, instead of 64 each
 #ifndef TILEWRIGHT_MMA_BWD_CONSUMER_CUH_
@@ -20,6 +21,15 @@
 
 namespace tilewright {
 namespace bwd_sm90 {
+
+template <bool kFirst, class First, class Second>
+struct Select {
+  using Type = First;
+};
+template <class First, class Second>
+struct Select<false, First, Second> {
+  using Type = Second;
+};
 
 // Where a step's dQ goes.
 struct DqTarget {
@@ -93,11 +103,43 @@ struct ConsumerBase {
     }
   }
 
-  // s from products to weights, in the step number `step`. Rows beyond the end have none, because
-  // of their LSE.
+  // The lane's pairs with the rows of a load.
+  static constexpr int kValues = 2 * S::kLaneRows;
+  static constexpr int kLoads = S::kPairs / kValues;
+
+  // The lane's statistics of a step: loaded at once, ahead of the wait for a product, because shared
+  // memory is busy with operands and slow; or, where registers are too few, when they are used.
+  struct EarlyStats {
+    LaneRows<S::kLaneRows> loaded[kLoads];
+    __device__ __forceinline__ explicit EarlyStats(const float* first) {
+#pragma unroll
+      for (int n = 0; n < kLoads; ++n) {
+        loaded[n] = *reinterpret_cast<const LaneRows<S::kLaneRows>*>(first + 2 * kValues * n);
+      }
+    }
+    __device__ __forceinline__ const LaneRows<S::kLaneRows>& operator[](int n) const {
+      return loaded[n];
+    }
+  };
+  struct LateStats {
+    const float* first;
+    __device__ __forceinline__ explicit LateStats(const float* first) : first(first) {}
+    __device__ __forceinline__ LaneRows<S::kLaneRows> operator[](int n) const {
+      return *reinterpret_cast<const LaneRows<S::kLaneRows>*>(first + 2 * kValues * n);
+    }
+  };
+  using Stats = typename Select<S::kEarlyStats, EarlyStats, LateStats>::Type;
+
+  // `rows`: shared.lse or shared.delta, in the step number `step`.
+  __device__ __forceinline__ Stats StatsOf(const float (&rows)[kStatsStages][Config::kBlockM],
+                                           u32 step) const {
+    return Stats(&rows[step % kStatsStages][S::kLaneRows * (lane() % 4)]);
+  }
+
+  // s from products to weights. Rows beyond the end have none, because of their LSE.
   template <bool kFull>
-  __device__ __forceinline__ void Weights(float (&s)[S::kPairs], u32 step, int q_begin) const {
-    constexpr int kValues = 2 * S::kLaneRows;  // of a lane, of the rows of a load
+  __device__ __forceinline__ void Weights(float (&s)[S::kPairs], const Stats& lse,
+                                          int q_begin) const {
     int begin[2] = {}, end[2] = {};
     if constexpr (!kFull) {
 #pragma unroll
@@ -106,11 +148,9 @@ struct ConsumerBase {
         end[half] = end_row[half] - q_begin;
       }
     }
-    const float* const lse = &shared.lse[step % kStatsStages][S::kLaneRows * (lane() % 4)];
 #pragma unroll
-    for (int n = 0; n < S::kPairs / kValues; ++n) {
-      const auto reference =
-          *reinterpret_cast<const LaneRows<S::kLaneRows>*>(lse + 2 * kValues * n);
+    for (int n = 0; n < kLoads; ++n) {
+      const LaneRows<S::kLaneRows> reference = lse[n];
 #pragma unroll
       for (int at = 0; at < kValues; ++at) {
         float& weight = s[kValues * n + at];
