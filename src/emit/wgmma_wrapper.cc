@@ -213,7 +213,7 @@ std::vector<Product> WideDecodeProducts(const AttentionSpec& spec, const plan::K
                    .steps = StepsOf(columns),
                    .a = {"q", Operand::kAlongColumns, kPanelColumns},
                    .b = {"k", Operand::kAlongColumns, plan.block_n},
-                   .accumulates = accumulates};
+                   .sum = accumulates ? Product::kAdds : Product::kReplaces};
   };
   const auto values = [&](const char* name, Operand::Place place) {
     return Product{.name = name,
@@ -222,7 +222,7 @@ std::vector<Product> WideDecodeProducts(const AttentionSpec& spec, const plan::K
                    .steps = StepsOf(plan.block_n),
                    .a = {"p", place, kPanelColumns},
                    .b = {"v", Operand::kAlongRows, plan.block_n},
-                   .accumulates = true};
+                   .sum = Product::kAdds};
   };
   return {scores("ScoresOfFirst", "d = q k^T", own_columns, false),
           scores("ScoresOfNext", "d += q k^T", own_columns, true),
