@@ -52,6 +52,7 @@
 //           dq     [warp][fragment][128]          a warp's part of dQ on its way to memory, or of
 //                                                 dK or dV
 //           lse (log2), delta  [2][kBlockM], in the order of LaneRows
+//           limits             [thread], with 128 rows: what masks need
 #ifndef TILEWRIGHT_FAMILY_ATTN_BWD_SM90_CUH_
 #define TILEWRIGHT_FAMILY_ATTN_BWD_SM90_CUH_
 
@@ -124,6 +125,7 @@ struct Shape {
   static constexpr int kFloatsOfFragment = 128;
   static constexpr int kCopyThreads = 64;
   static constexpr bool kEarlyStats = !kByRows;
+  static constexpr bool kLimitsInShared = kByRows;
   static constexpr bool kBeginsWithZeros = true;
   static constexpr bool kWarpgroupsShareKeys = false;
 };
@@ -146,6 +148,7 @@ struct alignas(1024) SharedStorage {
                       [Shape<Config>::kFloatsOfFragment];
   alignas(16) float lse[kStatsStages][Config::kBlockM];
   alignas(16) float delta[kStatsStages][Config::kBlockM];
+  RowLimits limits[Shape<Config>::kLimitsInShared ? Shape<Config>::kConsumerThreads : 1];
   KeyTile tiles[kTileStages];  // one without steps: there are no more
   alignas(8) u64 tile_full[kTileStages];
   u64 tile_empty[kTileStages];

@@ -89,6 +89,7 @@ struct Shape {
   static constexpr int kLaneRows = 4;
   static constexpr int kCopyThreads = 96;
   static constexpr bool kEarlyStats = true;
+  static constexpr bool kLimitsInShared = false;
   static constexpr bool kBeginsWithZeros = false;
   static constexpr bool kWarpgroupsShareKeys = true;
 };

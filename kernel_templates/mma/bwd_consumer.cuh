@@ -1,7 +1,8 @@
 // What the computing warpgroups of the families of the backward on warpgroup products share. See
 // mma/bwd_key_tiles.cuh for what a family defines; here also
 //   Shape  kPairs: keys times rows of a thread in a step; kEarlyStats: whether it has registers for
-//          their statistics; kWarpgroupsShareKeys: all have the
+//          their statistics; kLimitsInShared: whether none for what masks need, which then is in
+//          shared.limits; kWarpgroupsShareKeys: all have the
 //   block's
 //          64 keys, instead of 64 each
 #ifndef TILEWRIGHT_MMA_BWD_CONSUMER_CUH_
@@ -37,6 +38,13 @@ struct DqTarget {
   i32 warps_before = 0;  // deterministic: that add to it before this block's
 };
 
+// Rows of a tile's problem that see the keys of a thread's rows r and r + 8, less the thread's place
+// in a fragment.
+struct alignas(16) RowLimits {
+  int first[2];
+  int end[2];
+};
+
 template <class Config, class Params>
 struct ConsumerBase {
   using S = Shape<Config>;
@@ -49,9 +57,7 @@ struct ConsumerBase {
   const int first_key;  // of the warpgroup's in the block's tile
   const float to_log2;
 
-  // Rows of the tile's problem that see the keys of this thread's rows r and r + 8.
-  int first_row[2];
-  int end_row[2];
+  RowLimits own_limits;  // where they are not in shared memory
 
   __device__ __forceinline__ ConsumerBase(SharedStorage<Config>& shared, const Params& params)
       : shared(shared),
@@ -92,14 +98,21 @@ struct ConsumerBase {
     const Problem problem = ProblemOf<Config>(tile, params);
     // Not kept from tile to tile.
     const int number = static_cast<int>(ptx::Opaque(thread));
+    RowLimits limits;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int key = first_key + number / 32 * 16 + number % 32 / 4 + half * 8;
       const RowInterval rows = Mask::KeyRows(problem, tile.kv_begin + key, params);
       const int mine = 2 * (number % 4);
       constexpr int kNone = 0x7fffffff;
-      first_row[half] = rows.begin < rows.end ? static_cast<int>(Max(rows.begin, 0)) - mine : kNone;
-      end_row[half] = static_cast<int>(Max(rows.end, 0)) - mine;
+      limits.first[half] =
+          rows.begin < rows.end ? static_cast<int>(Max(rows.begin, 0)) - mine : kNone;
+      limits.end[half] = static_cast<int>(Max(rows.end, 0)) - mine;
+    }
+    if constexpr (S::kLimitsInShared) {
+      shared.limits[warpgroup * kWarpgroup + number] = limits;
+    } else {
+      own_limits = limits;
     }
   }
 
@@ -133,7 +146,9 @@ struct ConsumerBase {
   // `rows`: shared.lse or shared.delta, in the step number `step`.
   __device__ __forceinline__ Stats StatsOf(const float (&rows)[kStatsStages][Config::kBlockM],
                                            u32 step) const {
-    return Stats(&rows[step % kStatsStages][S::kLaneRows * (lane() % 4)]);
+    // Where registers are too few the address is not kept either.
+    const int number = S::kEarlyStats ? thread : static_cast<int>(ptx::Opaque(thread));
+    return Stats(&rows[step % kStatsStages][S::kLaneRows * (number % 4)]);
   }
 
   // s from products to weights. Rows beyond the end have none, because of their LSE.
@@ -142,10 +157,14 @@ struct ConsumerBase {
                                           int q_begin) const {
     int begin[2] = {}, end[2] = {};
     if constexpr (!kFull) {
+      RowLimits limits = own_limits;
+      if constexpr (S::kLimitsInShared) {
+        limits = shared.limits[warpgroup * kWarpgroup + static_cast<int>(ptx::Opaque(thread))];
+      }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        begin[half] = first_row[half] - q_begin;
-        end[half] = end_row[half] - q_begin;
+        begin[half] = limits.first[half] - q_begin;
+        end[half] = limits.end[half] - q_begin;
       }
     }
 #pragma unroll

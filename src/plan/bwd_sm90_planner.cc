@@ -117,7 +117,10 @@ int64_t BwdSm90SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, i
   // Of K, V, tiles of keys, Q and dO, dS.
   const int64_t barriers = 8 * (4 + 2 + 5 + 2 * int64_t{stages} + 2 * kDsStages);
   constexpr int64_t kKeyTiles = 2 * 32;
-  return RoundUp(rows * kPanelRowBytes + dq + stats + kKeyTiles + barriers, kSharedAlignment);
+  // What masks need: 16 bytes a thread, with 64 rows in its registers.
+  const int64_t limits = 16 * (block_m > kPanelColumns ? 128 * kConsumers : 1);
+  return RoundUp(rows * kPanelRowBytes + dq + stats + limits + kKeyTiles + barriers,
+                 kSharedAlignment);
 }
 
 FamilyAnswer PlanBwdSm90(const PlanRequest& request) {
