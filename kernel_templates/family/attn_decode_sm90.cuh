@@ -132,6 +132,7 @@ struct Consumer {
   u32 p[S::kScores / 2];
   float reference[2];  // log2 units
   float sum[2];        // of this thread's columns, until the end
+  bool has_rows;       // this warp
 
   __device__ __forceinline__ Consumer(SharedStorage<Config>& shared, const Params& params)
       : shared(shared),
@@ -186,12 +187,15 @@ struct Consumer {
       __syncwarp();
     }
     Release(shared.k_empty[stage]);
-    const bool full =
-        key >= tile.bounds.full_begin && key + Config::kBlockN <= tile.bounds.full_end;
-    packed_rows::ApplyPoliciesToRows<Config>(s, tile.piece, row, key, full, params.core.scale,
-                                             missing, params);
-    float after[2], factor[2], added[2];
-    packed_rows::Weigh(s, reference, to_log2, after, added);
+    float after[2] = {reference[0], reference[1]}, factor[2], added[2] = {0, 0};
+    // Scores of rows that do not exist are those of zeros.
+    if (has_rows) {
+      const bool full =
+          key >= tile.bounds.full_begin && key + Config::kBlockN <= tile.bounds.full_end;
+      packed_rows::ApplyPoliciesToRows<Config>(s, tile.piece, row, key, full, params.core.scale,
+                                               missing, params);
+      packed_rows::Weigh(s, reference, to_log2, after, added);
+    }
     const bool moves = packed_rows::MoveFactors(reference, after, factor);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -238,6 +242,7 @@ struct Consumer {
       sum[0] = sum[1] = 0;
 #pragma unroll
       for (int i = 0; i < S::kOutputs; ++i) o[i] = 0;
+      has_rows = packed_rows::HasRows<Config>(tile.piece, row);
       Wait(shared.q_full, n % 2);
       Attend(tile);
       __syncwarp();

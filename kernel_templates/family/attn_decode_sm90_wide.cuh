@@ -10,8 +10,10 @@
 //           does and are read a second time without being copied. (FlashMLA, DeepSeek 2025, shares
 //           the work of a block in this way.) While one computes weights the other multiplies.
 //           References are the maxima so far, handed from block to block.
-// Order     of warpgroup w, for each of its own blocks n: issue scores of n; issue weights (n - 1),
-//           made by the other, times its V; weights of n, published; weights n times V.
+// Order     of warpgroup w, for each of its own blocks n: weights (n - 1), made by the other, times
+//           its V, and that block given back; scores and weights of n, published; weights n times
+//           V. The block given back is what is waited for longest: scores of n first, which may
+//           have to wait for their keys, took a quarter more time.
 // Cluster   Two blocks have the 128 rows of a tile and copy half of each block of keys for both.
 // V apart   Where V is no part of K in memory its rows are copied over those of K as soon as the
 //           scores are there. That is right, and slow.
@@ -125,10 +127,10 @@ struct Loader {
                       params.core.k_strides, place, head, keys);
   }
 
-  __device__ __forceinline__ void LoadKeys(const Problem& problem, int key) {
+  __device__ __forceinline__ void LoadKeys(const Problem& problem, int key,
+                                           packed_rows::CopyPlace place) {
     const int stage = loaded % kStages;
     const u32 parity = loaded / kStages % 2 ^ 1;
-    const packed_rows::CopyPlace place = packed_rows::PlaceOfCopy<Config>(problem, key, params);
     const int head = static_cast<int>(problem.h_kv);
     const i64 keys = problem.seqlen_kv - key;
     const u32 missing = packed_rows::MissingCopies(place);
@@ -157,9 +159,28 @@ struct Loader {
       if (more) tile = packed_rows::TilePieceOf<Config>(piece, params);
       shared.board.Publish(n, tile);
       if (!more) return;
+      // A block of keys is on its way to L2 while the one kStages before it is copied.
+      packed_rows::CopyPlace places[kStages];
+#pragma unroll
+      for (int ahead = 0; ahead < kStages; ++ahead) {
+        places[ahead] = packed_rows::PlaceOfCopy<Config>(
+            piece.problem, tile.first_key + ahead * Config::kBlockN, params);
+      }
 #pragma unroll 1
       for (int block = 0; block < tile.blocks; ++block) {
-        LoadKeys(piece.problem, tile.first_key + block * Config::kBlockN);
+        const int key = tile.first_key + block * Config::kBlockN;
+        packed_rows::CopyPlace next = {0, -1};
+        if (block + kStages < tile.blocks) {
+          next = packed_rows::PlaceOfCopy<Config>(piece.problem, key + kStages * Config::kBlockN,
+                                                  params);
+          if (!by_threads) {
+            packed_rows::PrefetchPanels<Config, S::kPanelsQk>(&params.decode_sm90.k, next,
+                                                              static_cast<int>(piece.problem.h_kv));
+          }
+        }
+        LoadKeys(piece.problem, key, places[0]);
+        places[0] = places[1];
+        places[1] = next;
       }
     }
   }
@@ -235,7 +256,7 @@ struct Consumer {
   }
 
   // Weights of the other warpgroup's block times this one's columns of V.
-  __device__ __forceinline__ void IssueOther(int block) {
+  __device__ __forceinline__ void MultiplyOther(int block) {
     const int stage = block % kStages;
     Wait(shared.weights_full[stage], ParityOf(block));
     const float after[2] = {shared.reference[stage][row], shared.reference[stage][row + 8]};
@@ -245,10 +266,10 @@ struct Consumer {
     ptx::wgmma_fence();
     Config::Wgmma::ValuesOfOther(o, weights, v_tiles + StageUnits(stage));
     ptx::wgmma_commit_group();
-  }
-  __device__ __forceinline__ void ReleaseOther(int block) const {
-    Release(block % kStages, warpgroup);
-    Release(block % kStages, 2);
+    ptx::wgmma_wait_group<0>();
+    ptx::AccumulatorsReady(o);
+    Release(stage, warpgroup);
+    Release(stage, 2);
   }
 
   // What lies in place of this block's K before it is multiplied as V.
@@ -271,9 +292,9 @@ struct Consumer {
   __device__ __forceinline__ void Step(const packed_rows::TilePiece& tile, int block, int key) {
     const int stage = block % kStages;
     float s[S::kScores];
+    if constexpr (kFollows) MultiplyOther(block - 1);
     IssueScores(s, block);
-    if constexpr (kFollows) IssueOther(block - 1);
-    ptx::wgmma_wait_group<kFollows ? 1 : 0>();
+    ptx::wgmma_wait_group<0>();
     ptx::AccumulatorsReady(s);
     PrepareValues(tile, block, key);
     const bool full =
@@ -291,11 +312,6 @@ struct Consumer {
       p[n] = ptx::cvt_rn_x2_f32(s[2 * n + 1], s[2 * n], Element{});
     }
     Publish(p, after, stage);
-    if constexpr (kFollows) {
-      ptx::wgmma_wait_group<0>();
-      ptx::AccumulatorsReady(o);
-      ReleaseOther(block - 1);
-    }
     MoveReferences(after);
     sum[0] += added[0];
     sum[1] += added[1];
@@ -346,10 +362,7 @@ struct Consumer {
     for (; own < last; own += kStages) Step<true>(tile, own, key_of(own));
     // The last block is the other's.
     if (tile.blocks > 0 && own == last) {
-      IssueOther(last - 1);
-      ptx::wgmma_wait_group<0>();
-      ptx::AccumulatorsReady(o);
-      ReleaseOther(last - 1);
+      MultiplyOther(last - 1);
     }
     done = last;
   }

@@ -22,6 +22,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/tma.cuh"
+#include "ptx/tma_prefetch.cuh"
 
 namespace tilewright {
 namespace packed_rows {
@@ -36,6 +37,13 @@ inline constexpr int kPieces = 2;         // published at a time
 __device__ __forceinline__ void Wait(const u64& barrier, u32 parity) {
   while (!ptx::mbarrier_try_wait_parity(ptx::SharedAddress(&barrier), parity)) {
   }
+}
+
+// Whether this thread's warp has a row of the tile that exists; `row` as below.
+template <class Config>
+__device__ __forceinline__ bool HasRows(const Piece& piece, int row) {
+  const int first = row - static_cast<int>(threadIdx.x) % 32 / 4;
+  return piece.first_row + first < piece.problem.seqlen_q * Config::kGroup;
 }
 
 template <class Config>
@@ -191,6 +199,23 @@ __device__ __forceinline__ void LoadPanels(u16 (*tile)[Config::kBlockN][kPanelCo
     }
   }
   __syncwarp();
+}
+
+// Lets L2 have what LoadPanels will copy of this block.
+template <class Config, int kPanels>
+__device__ __forceinline__ void PrefetchPanels(const abi::TensorMap* map, CopyPlace place,
+                                               int head) {
+  constexpr int kCopies = Config::kBlockN / CopyRows<Config>() / Config::kCluster;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int first_copy = RankInCluster<Config>() * kCopies;
+#pragma unroll
+  for (int n = 0; n < kCopies; ++n) {
+    const int row = __shfl_sync(kAllLanes, place.row, first_copy + n);
+    const int block = __shfl_sync(kAllLanes, place.block, first_copy + n);
+    if (lane < kPanels && block >= 0) {
+      ptx::cp_async_bulk_prefetch_tensor_4d(map, lane * kPanelColumns, row, head, block);
+    }
+  }
 }
 
 // The same where no tensor map describes the tensor: element by element, every block its own.

@@ -153,6 +153,7 @@ FamilyAnswer PlanDecodeSm90(const PlanRequest& request) {
   const AttentionSpec& spec = request.spec;
   answer.refusal = RefusalOf(request);
   if (!answer.refusal.empty()) return answer;
+  const int64_t rows = std::max<int64_t>(spec.seqlen_q, 1) * spec::GroupSize(spec);
   for (KernelPlan& plan : IsWide(spec) ? WidePlans(request) : PlansOfWholeRows(request)) {
     if (!FitsPages(spec, plan.block_n / plan.cluster)) continue;
     plan.step = plan.block_n;
@@ -160,7 +161,12 @@ FamilyAnswer PlanDecodeSm90(const PlanRequest& request) {
     // A sequence's parts must depend on nothing else.
     if (spec.batch_invariant) plan.chunk = 512 / plan.block_n;
     plan.slots = std::max(request.board.num_sms, plan.cluster) / plan.cluster;
-    KernelPlan combine = PlanCombine(plan.target, spec.dim_v, /*warps_per_row=*/4);
+    // Many items are cut into few parts each, which one warp merges at once.
+    constexpr int64_t kFewParts = 8;
+    const double items = static_cast<double>(spec.batch) * static_cast<double>(spec.heads_kv) *
+                         static_cast<double>(CeilDiv(rows, plan.block_m));
+    KernelPlan combine =
+        PlanCombine(plan.target, spec.dim_v, kFewParts * items >= plan.slots ? 1 : 4);
     combine.tile_rows = plan.block_m;
     combine.block_n = plan.block_n;
     combine.step = plan.step;
@@ -173,9 +179,8 @@ FamilyAnswer PlanDecodeSm90(const PlanRequest& request) {
                                   ": must be a multiple of 8 that fits blocks of keys");
     return answer;
   }
-  answer.why =
-      absl::StrCat(spec.seqlen_q * spec::GroupSize(spec), " packed rows on the tensor cores, in ",
-                   answer.plans[0].slots, " equal shares of the keys");
+  answer.why = absl::StrCat(rows, " packed rows on the tensor cores, in ", answer.plans[0].slots,
+                            " equal shares of the keys");
   return answer;
 }
 
