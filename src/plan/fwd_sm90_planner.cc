@@ -71,11 +71,8 @@ std::string RefuseE4m3(const AttentionSpec& spec, AttentionSpec* nearest) {
 bool HasBiasFragments(const AttentionSpec& spec) {
   constexpr size_t kMost = 2;
   return !spec.bias.empty() && spec.bias.size() <= kMost &&
-         std::all_of(spec.bias.begin(), spec.bias.end(),
-                     [](const BiasTerm& term) {
-                       const int64_t bytes = spec::ElementBytes(term.type);
-                       return term.type != ElementType::kBool && (bytes == 2 || bytes == 4);
-                     }) &&
+         std::none_of(spec.bias.begin(), spec.bias.end(),
+                      [](const BiasTerm& term) { return term.type == ElementType::kBool; }) &&
          spec.score_snippet.empty() && spec.mask_snippet.empty() && spec.block_mask_q == 0;
 }
 

@@ -148,6 +148,46 @@ TEST(FwdSm90PlannerTest, RefusalsNameTheFieldAndTheNearestServed) {
   }
 }
 
+TEST(FwdSm90PlannerTest, QIsKeptInRegistersThatAreLeft) {
+  const auto keeps = [](std::string_view text) {
+    const FamilyAnswer answer = Plan(text);
+    EXPECT_FALSE(answer.plans.empty()) << text << answer.refusal;
+    return !answer.plans.empty() && answer.plans.front().q_in_registers;
+  };
+  EXPECT_TRUE(keeps("fwd bf16 b=2 h=16 s=8192 d=128"));
+  EXPECT_TRUE(keeps("fwd bf16 b=2 h=16 s=8192 d=192/128 causal"));
+  EXPECT_TRUE(keeps("fwd bf16 b=2 h=16 s=8192 d=128 causal alibi"));
+  // O and the scores take what there is; of four warpgroups a thread has half as many.
+  EXPECT_FALSE(keeps("fwd bf16 b=2 h=16 s=8192 d=256"));
+  EXPECT_FALSE(keeps("fwd bf16 b=2 h=16 s=8192 d=64"));
+  EXPECT_FALSE(keeps("fwd e4m3 b=2 h=16 s=8192 d=128 out=bf16"));
+}
+
+TEST(FwdSm90PlannerTest, BiasTermsAreServedWhereTheyAreLoadedByPairs) {
+  for (const char* text :
+       {"fwd bf16 b=2 h=16 s=512 d=128 bias=bf16:1,16,512,512",
+        "fwd fp16 b=2 h=16 s=512 d=64 causal bias=fp32:2,1,1,512",
+        "fwd bf16 b=2 h=4 s=512 d=32 bias=bf16:1,4,512,512 bias=bf16:2,1,1,512"}) {
+    EXPECT_FALSE(Plan(text).plans.empty()) << text;
+  }
+  for (const char* text : {"fwd bf16 b=2 h=16 s=512 d=128 bias=bf16:1,16,512,512 "
+                           "bias=bf16:1,1,1,512 bias=bf16:1,1,512,1",
+                           "fwd bf16 b=2 h=16 s=512 d=128 mask=bool:1,16,512,512",
+                           "fwd bf16 b=2 h=16 s=144 d=32 bias=bf16:1,16,144,144"}) {
+    const FamilyAnswer answer = Plan(text);
+    EXPECT_TRUE(answer.plans.empty()) << text;
+    EXPECT_FALSE(Plan(text, "sm_90a", Family::kFwdSm90).plans.empty()) << text;
+  }
+}
+
+// Copies of a pair of blocks are not for e4m3, whatever stands first for other types.
+TEST(FwdSm90PlannerTest, LongRowsOfE4m3HavePlans) {
+  for (const char* text : {"fwd e4m3 b=1 h=16 s=16384 d=128 causal out=bf16",
+                           "fwd e4m3 b=1 h=16 s=16384 d=256 out=bf16"}) {
+    EXPECT_FALSE(Plan(text).plans.empty()) << text;
+  }
+}
+
 // Windows of 49 tokens: attn_fwd_sm80 takes less than half the time. Who names the family gets it.
 TEST(FwdSm90PlannerTest, SmallProblemsAreLeftToOthersUnlessAskedFor) {
   EXPECT_FALSE(Plan("fwd bf16 b=4096 h=4 s=65 d=32").plans.empty());
