@@ -117,9 +117,10 @@ inline constexpr float kLargestWeightLog2 = 8;  // of e4m3, which ends at 448
 // has fp32's exponents.
 inline constexpr float kMargin = 40;
 // Products of 16 columns are added to a score with its last places cut off, not rounded: a score
-// that large products make early comes out too small by 0.23 of its 2^-23 for each 16 columns on
-// average (H200; an LSE of 244 at d 256: -0.40e-6, between -0.66 and -0.11), one that grows evenly
-// by half of that. What lies between is given back to the scale.
+// that large products make early loses 0.44 of its last place for each 16 columns on average (H200;
+// an LSE of 244 at d 256: -0.40e-6, between -0.66 and -0.11), one that grows evenly half of that.
+// What lies between is given back, in places of the score, or as a share of it.
+inline constexpr float kCutOffPlaces = 0.38f;
 inline constexpr float kCutOff = 0.2f * 0x1p-23f;
 // Set in a bf16 of 2 or more, of Inf and of NaN; both halves of a pair.
 inline constexpr u32 kTwoOrMore = 0x40004000u;
@@ -816,9 +817,22 @@ struct Consumer {
         v_tiles(ptx::SwizzledDescriptor(ptx::SharedAddress(&shared.v[0][share * S::kOwnPanelsV]),
                                         Config::kBlockN * kRowBytes)) {}
 
+  // Additions that cut a score off.
+  static constexpr int kCuts = S::kTransposes ? 0 : RoundUp(Config::kHeadDimQk, 16) / 16;
+  // Scores that nothing is added to lose what CutOff says; an LSE of such gets it back in the end.
   __device__ __forceinline__ static float Scale(const Params& params) {
-    constexpr int kSteps = S::kTransposes ? 0 : RoundUp(Config::kHeadDimQk, 16) / 16;
-    return params.core.scale * (1 + static_cast<float>(kSteps) * kCutOff);
+    constexpr float kShare = kPlainScores ? 0 : static_cast<float>(kCuts) * kCutOff;
+    return params.core.scale * (1 + kShare);
+  }
+  // What an LSE without sink has lost because the scores that rule it were cut off.
+  __device__ __forceinline__ float CutOff(float lse) const {
+    if constexpr (!kPlainScores || kCuts == 0) return 0;
+    const float unit = params.core.scale * scale_of_scores;
+    const float product = lse / unit;
+    if (!(fabsf(product) < Infinity())) return 0;
+    // A power of two: the value of a last place.
+    const float place = FloatOfBits(BitsOfFloat(product) & 0xff800000u) * 0x1p-23f;
+    return place * unit * (kCutOffPlaces * static_cast<float>(kCuts));
   }
   __device__ __forceinline__ static float ScoreUnit(const Params& params) {
     if constexpr (kPlainScores) return Scale(params);
@@ -1525,7 +1539,8 @@ struct Consumer {
       if constexpr (kNeedsLse) {
         const float total = no_keys ? 0.f : totals[r];
         probe = fmaf(total, 0.f, probe);
-        ends.lse[r] = FinishSoftmax(highest, total, sink).lse;
+        const float lost = CutOff(FinishSoftmax(highest, total, -Infinity()).lse);
+        ends.lse[r] = FinishSoftmax(highest + lost, total, sink).lse;
       }
       if (q_begin + Row(r) < problem.seqlen_q) {
         if constexpr (kHidesValues<Config>) {

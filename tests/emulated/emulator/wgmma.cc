@@ -4,6 +4,7 @@
 #include "tests/emulated/emulator/wgmma.h"
 
 #include <cctype>
+#include <cmath>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -93,6 +94,12 @@ int BytesOf(Type type) {
       return 1;
   }
   return 0;
+}
+
+// Tensor cores do not round their sums: they cut the last places off.
+float CutOff(double sum) {
+  const auto rounded = static_cast<float>(sum);
+  return std::abs(rounded) > std::abs(sum) ? std::nextafter(rounded, 0.f) : rounded;
 }
 
 float Widen(const std::byte* element, Type type) {
@@ -269,9 +276,9 @@ void Land(const Product& product, int warp) {
       const int row = lane / 4 + at / 2 % 2 * 8, column = at / 4 * 8 + lane % 4 * 2 + at % 2;
       const float* const a = &operands.a[row * depth];
       const float* const b = &operands.b[column * depth];
-      float sum = 0;
-      for (int k = 0; k < depth; ++k) sum += a[k] * b[k];
-      d[at] = product.accumulates ? d[at] + sum : sum;
+      double sum = product.accumulates ? d[at] : 0;
+      for (int k = 0; k < depth; ++k) sum += static_cast<double>(a[k]) * b[k];
+      d[at] = CutOff(sum);
       values[at] = d[at];
     }
     if (--found->second.products == 0) products.accumulators.erase(found);
