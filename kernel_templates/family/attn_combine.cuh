@@ -254,10 +254,13 @@ __device__ __forceinline__ void Run(const Params& params) {
   // The kernel of the next call may take its place; it waits for the end of this one.
   ptx::griddepcontrol_launch_dependents();
   if constexpr (Config::kTileRows == 0) ptx::griddepcontrol_wait();
-  const i64 row_tiles = CeilDiv(core.seqlen_q, Config::kBlockM);
-  const i64 tiles = core.batch * core.heads_q * row_tiles;
+  // Rows of all heads one after the other: after decode a head has few, and a block several heads'.
+  const i64 rows = core.batch * core.heads_q * core.seqlen_q;
+  const i64 tiles = CeilDiv(rows, Config::kBlockM);
   for (i64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const i64 bh = Quotient(tile, row_tiles);
+    const i64 row =
+        tile * Config::kBlockM + static_cast<int>(threadIdx.x / 32) / kWarpsPerRow<Config>;
+    const i64 bh = Quotient(Min(row, rows - 1), core.seqlen_q);
     const i64 b = Quotient(bh, core.heads_q);
     const i64 h = bh - b * core.heads_q;
     Problem problem = {
@@ -272,9 +275,8 @@ __device__ __forceinline__ void Run(const Params& params) {
         .kv_row = 0,
     };
     Config::Lengths::Apply(problem, params);
-    const i64 i = (tile - bh * row_tiles) * Config::kBlockM +
-                  static_cast<int>(threadIdx.x / 32) / kWarpsPerRow<Config>;
-    MergeRow<Config>(shared, problem, i, params);
+    // Behind the last row there is none: i is seqlen_q.
+    MergeRow<Config>(shared, problem, row - bh * core.seqlen_q, params);
   }
 }
 

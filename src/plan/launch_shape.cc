@@ -242,7 +242,10 @@ LaunchShape ComputeLaunchShape(const KernelPlan& kernel, const AttentionSpec& sp
       shape.overlaps = true;
       break;
     case Family::kCombine:
-      if (call.parts > 1) shape.grid = static_cast<uint32_t>(RowTiles(kernel, spec, args));
+      if (call.parts > 1) {
+        shape.grid = static_cast<uint32_t>(
+            CeilDiv(Blocks(Blocks(spec.heads_q, args.batch), args.seqlen_q), kernel.block_m));
+      }
       shape.overlaps = true;
       break;
     case Family::kCacheAppend:
