@@ -95,28 +95,17 @@ __device__ __forceinline__ RowParts<Config> DecodeParts(const Problem& problem, 
   const int item = head * sequence.row_tiles + packed / Work::kBlockM;
   const int begin = UnitsBefore<Work>(static_cast<int>(problem.b), params) + item * sequence.units;
   const int row = packed % Work::kBlockM;
-  i64 slot, slots_apart, first_shift = 0, parts;
-  if constexpr (Work::kChunk != 0) {
-    slot = begin;
-    slots_apart = 1;
-    parts = sequence.units;
-  } else {
-    const int first = shares.BlockOf(begin);
-    slot = 2 * (i64{first} * lines + (h_kv - head * lines));
-    slots_apart = 2 * lines;
-    parts = shares.BlockOf(begin + sequence.units - 1) - first + 1;
-    // The first block's last piece, unless it begins with it.
-    first_shift = shares.Begin(first) == begin ? 0 : 1;
-  }
+  const PartSlots slots = SlotsOf<Work>(shares, lines, h_kv - head * lines, begin, sequence.units);
   constexpr i64 kSlot = i64{Work::kBlockM} * Config::kHeadDimV;
-  return {.o = static_cast<const typename Config::PartElement*>(args.o) + slot * kSlot +
+  const i64 further = slots.further, apart = slots.apart, shift = slots.first - slots.further;
+  return {.o = static_cast<const typename Config::PartElement*>(args.o) + further * kSlot +
                row * Config::kHeadDimV,
-          .lse = args.lse + slot * Work::kBlockM + row,
-          .o_stride = slots_apart * kSlot,
-          .lse_stride = slots_apart * Work::kBlockM,
-          .o_shift = first_shift * kSlot,
-          .lse_shift = first_shift * Work::kBlockM,
-          .parts = parts};
+          .lse = args.lse + further * kPartLses<Work> + row,
+          .o_stride = apart * kSlot,
+          .lse_stride = apart * kPartLses<Work>,
+          .o_shift = shift * kSlot,
+          .lse_shift = shift * kPartLses<Work>,
+          .parts = slots.count};
 }
 
 // LSE of all parts, and of the sink; the same in every lane.

@@ -4,7 +4,8 @@
 // Algorithm The query heads that share a key/value head are packed into the rows of one tile
 //           (row = i * group + head within the group), so that K and V are read once for all of
 //           them. Blocks get equal shares of the keys of all sequences (policy/decode_work.cuh).
-//           What several blocks have of one tile is merged by attn_combine.
+//           What several blocks have of one tile is merged by the last of them to end
+//           (policy/part_merge.cuh).
 //           Products are transposed: S^T = K Q^T and O^T = V^T P^T. Keys, and columns of V, are the
 //           16 rows of a fragment, and packed rows its 8 columns, of which few are left unused.
 // Warps     kTeams of kRowWarps warps. A team has keys of its own, steps of kStepKeys dealt to the
@@ -13,7 +14,9 @@
 // Copies    cp.async into a ring of kStages steps, kStages - 1 ahead of the products. The ring does
 //           not run empty between pieces: copies of the next piece start while this one is still
 //           computed, and are on their way while it is merged and stored.
-// Barriers  A team's own, one a step. Two of the block at the end of a piece, around the merge.
+// Barriers  A team's own, one a step. Two of the block at the end of a piece, around the merge of
+// the
+//           teams, and one more where other blocks have parts of the item.
 // NaN, Inf  Rows of K and V that no row of the tile may see are not copied but zeroed, so that
 //           nothing of them reaches P * V.
 // 8 bits    Stored values become fp16 in registers, exactly. K: the order of the columns within a
@@ -21,7 +24,8 @@
 //           a fragment and odd ones the lower, which OutputColumn undoes. bf16 queries are scaled
 //           by a power of two per row to fit fp16. Scales of K per token multiply scores, those of
 //           V weights, which then have a reference of their own for O.
-// Shared    ring of a team [kStages]: k [kStepKeys][kPitchK] bytes, v [kStepKeys][kPitchV];
+// Shared    ring of a team [kStages]: k [kStepKeys][kPitchK] bytes, v [kStepKeys][kPitchV], their
+//           chunks as mma/chunked_rows.cuh says;
 //           at the end of a piece, in the stage that was used last: o [kTeamRows][kPitchO] fp32
 //           pages [kTeams][kStages + 1][kStepKeys], where a step may cross pages
 //           pieces [kWarps], see mma/step_queue.cuh
@@ -37,6 +41,7 @@
 #include "core/problem.cuh"
 #include "core/warp_reduce.cuh"
 #include "core/widen_pair.cuh"
+#include "mma/chunked_rows.cuh"
 #include "mma/packed_columns.cuh"
 #include "mma/step_queue.cuh"
 #include "policy/decode_work.cuh"
@@ -44,6 +49,7 @@
 #include "policy/kv_rows.cuh"
 #include "policy/lse.cuh"
 #include "policy/mask_chain.cuh"
+#include "policy/part_merge.cuh"
 #include "policy/scale.cuh"
 #include "policy/score_chain.cuh"
 #include "policy/sink.cuh"
@@ -86,9 +92,9 @@ struct Shape {
   static constexpr int kQSteps = kDimK / 16;
   static constexpr int kDimV = RoundUp(Config::kHeadDimV, 16);
   static constexpr int kVTiles = kDimV / 16;
-  // Bytes between rows: an odd number of 16-byte chunks.
-  static constexpr int kPitchK = 16 * (kDimK * static_cast<int>(sizeof(KvElement)) / 16 | 1);
-  static constexpr int kPitchV = 16 * (kDimV * static_cast<int>(sizeof(KvElement)) / 16 | 1);
+  // Bytes between rows.
+  static constexpr int kPitchK = ChunkedPitch(kDimK * static_cast<int>(sizeof(KvElement)));
+  static constexpr int kPitchV = ChunkedPitch(kDimV * static_cast<int>(sizeof(KvElement)));
   static constexpr int kPitchO = RoundUp(Config::kHeadDimV, 4) + 4;
   static constexpr bool kOnePage = tilewright::kOnePage<Config, kStep>;
 };
@@ -98,8 +104,8 @@ struct Stage {
   using S = Shape<Config>;
   union {
     struct {
-      alignas(16) u8 k[S::kStep][S::kPitchK];
-      alignas(16) u8 v[S::kStep][S::kPitchV];
+      alignas(128) u8 k[S::kStep][S::kPitchK];
+      alignas(128) u8 v[S::kStep][S::kPitchV];
       // Of K and of V, by key, where each key has its own.
       alignas(16) float scales[2][Config::kScalePerToken ? S::kStep : 2];
     };
@@ -118,6 +124,7 @@ struct SharedStorage {
   float reference[Config::kTeams][Config::kBlockM];
   float sum[Config::kTeams][Config::kBlockM];
   int last[Config::kTeams];  // the stage that o is in
+  int merges;                // whether the piece is its item's last to end
 };
 
 template <class Config, class Params>
@@ -276,12 +283,13 @@ struct Warp {
   // The lane's row in the 8x8 matrices of an ldmatrix of 16 rows and two chunks, and its chunk.
   // K: matrices go down the rows first; V, transposed: to the right first.
   __device__ __forceinline__ unsigned KeyAddress(const Stage<Config>& stage) const {
-    return ptx::SharedAddress(&stage.k[lane % 16][lane / 16 * 16]);
+    return ptx::SharedAddress(&stage.k[0][0]) + ChunkOffset<S::kPitchK>(lane % 16, lane / 16);
   }
   __device__ __forceinline__ unsigned ValueAddress(const Stage<Config>& stage) const {
     // Of stored bytes one chunk is 16 columns, and the second matrix has further keys.
-    return S::kBytes ? ptx::SharedAddress(&stage.v[lane % 16][lane / 16 * 16])
-                     : ptx::SharedAddress(&stage.v[lane % 8 + lane / 16 * 8][lane / 8 % 2 * 16]);
+    return ptx::SharedAddress(&stage.v[0][0]) +
+           (S::kBytes ? ChunkOffset<S::kPitchV>(lane % 16, lane / 16)
+                      : ChunkOffset<S::kPitchV>(lane % 8 + lane / 16 * 8, lane / 8 % 2));
   }
 
   // s = K Q^T of a step, in two chains where products would wait for one another.
@@ -294,7 +302,9 @@ struct Warp {
 #pragma unroll
       for (int key = 0; key < S::kKeyTiles; ++key) {
         u32 stored[4];
-        ptx::ldmatrix_x4(stored, address + key * 16 * S::kPitchK + step * (S::kBytes ? 16 : 32));
+        ptx::ldmatrix_x4(
+            stored, ChunkBehind<kTradesChunks<S::kPitchK>>(address, step * (S::kBytes ? 16 : 32)) +
+                        key * 16 * S::kPitchK);
         if constexpr (S::kBytes) {
           constexpr KvElement kStored{};
 #pragma unroll
@@ -349,7 +359,7 @@ struct Warp {
 #pragma unroll
         for (int n = 0; n + 2 <= S::kVTiles; n += 2) {
           u32 stored[4];
-          ptx::ldmatrix_x4_trans(stored, address + n * 16);
+          ptx::ldmatrix_x4_trans(stored, ChunkBehind<kTradesChunks<S::kPitchV>>(address, n * 16));
           AddColumns(n, stored[0], stored[1], p);
           AddColumns(n + 1, stored[2], stored[3], p);
         }
@@ -362,7 +372,7 @@ struct Warp {
 #pragma unroll
         for (int n = 0; n < S::kVTiles; ++n) {
           u32 a[4];
-          ptx::ldmatrix_x4_trans(a, address + n * 32);
+          ptx::ldmatrix_x4_trans(a, ChunkBehind<kTradesChunks<S::kPitchV>>(address, n * 32));
 #pragma unroll
           for (int tile = 0; tile < S::kRowTiles; ++tile) {
             ptx::mma_m16n8k16(o[n][tile], a, p[tile][0], p[tile][1], Operand{});
@@ -416,7 +426,7 @@ struct Warp {
       for (int half = 0; half < 2; ++half) {
         if ((unseen >> (2 * key + half) & 1) == 0) continue;
         KvElement* row = reinterpret_cast<KvElement*>(stage.v[key * 16 + half * 8 + lane / 4]);
-        for (int d = lane % 4; d < Config::kHeadDimV; d += 4) row[d] = KvElement{0};
+        for (int d = lane % 4; d < S::kDimV; d += 4) row[d] = KvElement{0};
       }
     }
     __syncwarp();
@@ -624,7 +634,7 @@ struct Warp {
         if (complete) {
           Config::Lse::Store(end.lse, problem, at.i, params);
         } else {
-          params.parts.lse[i64{piece.slot} * Config::kBlockM + row] = end.lse;
+          params.parts.lse[i64{piece.slot} * kPartLses<Config> + row] = end.lse;
         }
       }
       OutElement* o = static_cast<OutElement*>(core.o) + problem.q_batch * core.o_strides.batch +
@@ -637,6 +647,39 @@ struct Warp {
         } else {
           part_o[row * Config::kHeadDimV + column + c] = value[c];
         }
+      }
+    }
+  }
+
+  // Merges the parts of the piece's item if no other is still to come.
+  __device__ __forceinline__ void MergeIfLast(const Piece& piece) {
+    using OutElement = typename Config::OutElement;
+    constexpr int kQuads = (Config::kHeadDimV + 3) / 4;
+    const abi::AttnFwdParams& core = params.core;
+    const PartSlots slots = queue.pieces.walk.SlotsOfItem(piece, params.parts.lines);
+    if (threadIdx.x == 0) {
+      float* const word = params.parts.lse + i64{slots.first} * kPartLses<Config> + Config::kBlockM;
+      shared.merges = ArriveLast(reinterpret_cast<u64*>(word), slots.count) ? 1 : 0;
+    }
+    __syncthreads();
+    if (shared.merges == 0) return;
+    const int rows = static_cast<int>(
+        Min(Config::kBlockM, piece.problem.seqlen_q * Config::kGroup - piece.first_row));
+#pragma unroll 1
+    for (int index = static_cast<int>(threadIdx.x); index < rows * kQuads; index += S::kThreads) {
+      const int row = index / kQuads, column = index % kQuads * 4;
+      const PackedRow at = RowAt<Config>(piece.problem, piece.first_row, row);
+      Problem problem = piece.problem;
+      problem.h = at.h;
+      const MergedRow merged = MergeParts<Config>(
+          slots, row, column, Config::Sink::Logit(problem, params), params.parts);
+      if (column == 0) Config::Lse::Store(merged.end.lse, problem, at.i, params);
+      OutElement* o = static_cast<OutElement*>(core.o) + problem.q_batch * core.o_strides.batch +
+                      at.h * core.o_strides.head + (problem.q_row + at.i) * core.o_strides.seq;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        if (column + c >= Config::kHeadDimV) break;
+        FromFloat(merged.end.empty ? 0.f : merged.value[c] * merged.end.o_scale, &o[column + c]);
       }
     }
   }
@@ -673,13 +716,13 @@ struct Warp {
         Deposit();
         __syncthreads();
         StoreResult(open->piece);
-        __syncthreads();  // O becomes a stage again, and the piece's place may be taken
+        __syncthreads();  // O becomes a stage again
+        if (open->piece.slot >= 0) MergeIfLast(open->piece);
+        __syncwarp();  // the piece's place may be taken
         ++queue.left;
-        open = nullptr;
         merged = true;
-        continue;
       }
-      // Pieces are entered as long as there are any.
+      // Fill enters pieces as long as there are any.
       if (queue.left == queue.entered) return;
       open = &queue.At(queue.left);
       Open(*open);
@@ -704,7 +747,7 @@ __device__ __forceinline__ void Run(const Params& params) {
   static_assert(Config::kBlockN == Config::kTeams * Config::kStepKeys);
   static_assert(Config::kStepKeys % 16 == 0 && Config::kStages >= 2 && Config::kTeams <= 15);
   static_assert(Config::Mask::kIsInterval || Config::kRowWarps == 1);
-  extern __shared__ __align__(16) u8 shared_bytes[];
+  extern __shared__ __align__(128) u8 shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
   if constexpr (!Warp<Config, Params>::kStartsEarly) {
     ptx::griddepcontrol_wait();

@@ -26,6 +26,7 @@
 #include "core/math.cuh"
 #include "core/online_softmax.cuh"
 #include "core/problem.cuh"
+#include "mma/chunked_rows.cuh"
 #include "mma/packed_columns.cuh"
 #include "mma/step_queue.cuh"
 #include "policy/decode_work.cuh"
@@ -61,9 +62,9 @@ struct Shape {
       RoundUp((Config::kHeadDimV + Config::kWarps - 1) / Config::kWarps, 16);
   static constexpr int kVTiles = kWarpColumns / 16;
   static constexpr int kDimV = kWarpColumns * Config::kWarps;
-  // Bytes between rows: an odd number of 16-byte chunks.
-  static constexpr int kPitchK = 16 * (kDimK * 2 / 16 | 1);
-  static constexpr int kPitchV = 16 * (kDimV * 2 / 16 | 1);
+  // Bytes between rows.
+  static constexpr int kPitchK = ChunkedPitch(kDimK * 2);
+  static constexpr int kPitchV = ChunkedPitch(kDimV * 2);
   static constexpr bool kOnePage = tilewright::kOnePage<Config, kStep>;
 };
 
@@ -81,10 +82,10 @@ struct SharedStorage {
 
   union {
     struct {
-      alignas(16) KTile k[Config::kStages];
-      alignas(16) VTile v[Config::kStages];
+      alignas(128) KTile k[Config::kStages];
+      alignas(128) VTile v[Config::kStages];
     } apart;
-    alignas(16) KTile both[Config::kSharedStages];
+    alignas(128) KTile both[Config::kSharedStages];
   };
   Fragment scores[2][S::kRowTiles][Config::kWarps][32];
   PieceQueue<Config> pieces[Config::kWarps];
@@ -181,14 +182,14 @@ struct Worker {
   __device__ __forceinline__ void MultiplyKeys(int n) {
     constexpr int kChains = S::kRowTiles == 1 ? 2 : 1;
     float chain[kChains][S::kRowTiles][4] = {};
-    const unsigned address =
-        ptx::SharedAddress(&KTileOf(n)[key_tile * 16 + lane % 16][lane / 16 * 16]) +
-        first_step * 32;
+    const unsigned address = ptx::SharedAddress(&KTileOf(n)[0][0]) +
+                             ChunkOffset<S::kPitchK>(key_tile * 16 + lane % 16, lane / 16);
 #pragma unroll
     for (int step = 0; step < S::kDepthSteps; ++step) {
       if (S::kDepthSteps * S::kDepthWarps != S::kQSteps && first_step + step >= S::kQSteps) break;
       u32 a[4];
-      ptx::ldmatrix_x4(a, address + step * 32);
+      ptx::ldmatrix_x4(a,
+                       ChunkBehind<kTradesChunks<S::kPitchK>>(address, (first_step + step) * 32));
 #pragma unroll
       for (int tile = 0; tile < S::kRowTiles; ++tile) {
         ptx::mma_m16n8k16(chain[step % kChains][tile], a, q[tile][step][0], q[tile][step][1],
@@ -232,10 +233,20 @@ struct Worker {
 
   // o += V^T P^T for this warp's columns of step n.
   __device__ __forceinline__ void AddValues(const Scores& weights, int n) {
-    const unsigned pitch = shares ? S::kPitchK : S::kPitchV;
+    constexpr bool kInK = kTradesChunks<S::kPitchK>, kApart = kTradesChunks<S::kPitchV>;
+    const int pitch = shares ? S::kPitchK : S::kPitchV;
     const u8* v = shares ? &KTileOf(n)[0][0] : &shared.apart.v[n % Config::kStages][0][0];
-    const unsigned v_address = ptx::SharedAddress(v) + (lane % 8 + lane / 16 * 8) * pitch +
-                               lane / 8 % 2 * 16 + warp * S::kWarpColumns * 2;
+    if (kInK == kApart || shares) {
+      AddValuesOf<kInK>(weights, v, pitch);
+    } else {
+      AddValuesOf<kApart>(weights, v, pitch);
+    }
+  }
+  template <bool kTrades>
+  __device__ __forceinline__ void AddValuesOf(const Scores& weights, const u8* v, int pitch) {
+    const int row = lane % 8 + lane / 16 * 8, chunk = lane / 8 % 2;
+    const unsigned address =
+        ptx::SharedAddress(v) + row * pitch + (kTrades ? chunk ^ (row & 7) : chunk) * 16;
 #pragma unroll
     for (int key = 0; key < S::kKeyTiles; ++key) {
       u32 p[S::kRowTiles][2];
@@ -248,7 +259,9 @@ struct Worker {
 #pragma unroll
       for (int column = 0; column < S::kVTiles; ++column) {
         u32 a[4];
-        ptx::ldmatrix_x4_trans(a, v_address + key * 16 * pitch + column * 32);
+        ptx::ldmatrix_x4_trans(
+            a, ChunkBehind<kTrades>(address, warp * S::kWarpColumns * 2 + column * 32) +
+                   key * 16 * pitch);
 #pragma unroll
         for (int tile = 0; tile < S::kRowTiles; ++tile) {
           ptx::mma_m16n8k16(o[column][tile], a, p[tile][0], p[tile][1], Element{});
@@ -293,7 +306,7 @@ struct Worker {
           if (complete) {
             Config::Lse::Store(end.lse, problem, at.i, params);
           } else {
-            params.parts.lse[i64{piece.slot} * Config::kBlockM + row] = end.lse;
+            params.parts.lse[i64{piece.slot} * kPartLses<Config> + row] = end.lse;
           }
         }
         OutElement* out = static_cast<OutElement*>(core.o) +
@@ -398,7 +411,7 @@ __device__ __forceinline__ void Run(const Params& params) {
   static_assert(Config::kBlockM % 8 == 0 && Config::kBlockN == Config::kStepKeys);
   static_assert(Config::kStepKeys % 16 == 0 && Config::kWarps % (Config::kStepKeys / 16) == 0);
   static_assert(Config::kStages >= 2 && Config::kSharedStages >= 3);
-  extern __shared__ __align__(16) u8 shared_bytes[];
+  extern __shared__ __align__(128) u8 shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
   // What the kernel ahead has left can be read from here on.
   ptx::griddepcontrol_wait();

@@ -7,6 +7,7 @@
 #include "core/math.cuh"
 #include "core/problem.cuh"
 #include "core/types.cuh"
+#include "mma/chunked_rows.cuh"
 #include "policy/decode_work.cuh"
 #include "ptx/cp_async.cuh"
 
@@ -144,7 +145,7 @@ struct StepCopy {
         }
         if (kChunks * 16 - kColumns * kSize >= 16 && chunk * 16 >= kColumns * kSize) bytes = 0;
         if (!exists(row)) bytes = 0;
-        ptx::cp_async_cg_16(ptx::SharedAddress(&tile[row][chunk * 16]),
+        ptx::cp_async_cg_16(ptx::SharedAddress(&tile[0][0]) + ChunkOffset<kPitch>(row, chunk),
                             reinterpret_cast<const u8*>(row_pointer(row)) + chunk * 16, bytes);
       }
     } else {
@@ -153,7 +154,9 @@ struct StepCopy {
         const int row = index / kPadded, column = index % kPadded;
         KvElement element = {0};
         if (column < kColumns && exists(row)) element = row_pointer(row)[column];
-        reinterpret_cast<KvElement*>(tile[row])[column] = element;
+        const int byte = column * kSize;
+        *reinterpret_cast<KvElement*>(&tile[0][0] + ChunkOffset<kPitch>(row, byte / 16) +
+                                      byte % 16) = element;
       }
     }
   }

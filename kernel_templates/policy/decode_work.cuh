@@ -171,7 +171,39 @@ struct Piece {
   int kv_begin;
   int kv_end;
   int slot;  // of the workspace; -1: the result is complete
+  // Of the item, in its line: its first unit and how many it has. Not set where it is complete.
+  int item_begin;
+  int item_units;
 };
+
+// Floats of a part's LSEs in the workspace: of its rows, and the word of policy/part_merge.cuh.
+template <class Config>
+inline constexpr int kPartLses = Config::kBlockM + 2;
+
+// Where the parts of an item are: part p in slot first for p = 0, further + p * apart else.
+struct PartSlots {
+  int first;
+  int further;
+  int apart;
+  int count;
+
+  TILEWRIGHT_HOST_DEVICE int Of(int part) const {
+    return part == 0 ? first : further + part * apart;
+  }
+};
+template <class Config>
+TILEWRIGHT_HOST_DEVICE PartSlots SlotsOf(const UnitShares& shares, int lines, int line, int begin,
+                                         int units) {
+  if constexpr (Config::kChunk != 0) {
+    return {begin, begin, 1, units};
+  } else {
+    const int block = shares.BlockOf(begin);
+    const int slot = 2 * (block * lines + line);
+    // The first block's last piece, unless it begins with it.
+    return {slot + (shares.Begin(block) == begin ? 0 : 1), slot, 2 * lines,
+            shares.BlockOf(begin + units - 1) - block + 1};
+  }
+}
 
 // The keys of a piece that any row of its tile sees, and those that all rows see.
 struct KeyBounds {
@@ -203,7 +235,9 @@ __device__ __forceinline__ Piece PieceOf(const Problem& problem, const DecodeSeq
                  .first_row = i64{row_tile} * Config::kBlockM,
                  .kv_begin = (sequence.first_unit + offset) * kUnitKeys<Config>,
                  .kv_end = (sequence.first_unit + offset + count) * kUnitKeys<Config>,
-                 .slot = slot};
+                 .slot = slot,
+                 .item_begin = 0,
+                 .item_units = 0};
   piece.problem.h_kv = head * lines + line;
   piece.problem.h = piece.problem.h_kv * Config::kGroup;
   piece.kv_end = static_cast<int>(Min(piece.kv_end, problem.seqlen_kv));
@@ -246,6 +280,13 @@ class PieceWalk {
     } else {
       block_ = ShareOfBlock<Config>();
     }
+  }
+
+  // Of a piece that is not its whole item.
+  __device__ __forceinline__ PartSlots SlotsOfItem(const Piece& piece, int lines) const {
+    const int h_kv = static_cast<int>(piece.problem.h_kv);
+    return SlotsOf<Config>(shares_, lines, h_kv - DivideInts(h_kv, lines) * lines, piece.item_begin,
+                           piece.item_units);
   }
 
   template <class Params>
@@ -306,6 +347,8 @@ class PieceWalk {
       }
       *piece = PieceOf<Config>(problem, sequence, item, lines, block_ - share * lines, offset,
                                count, slot);
+      piece->item_begin = unit_ - offset;
+      piece->item_units = sequence.units;
       unit_ += count;
       return true;
     }

@@ -49,14 +49,22 @@ int64_t TileRegisters(const AttentionSpec& spec) {
   const bool one_page = spec.page_size % kLargestStep == 0;
   const bool plain = one_page && spec.softcap == 0 && !spec.alibi && spec.bias.empty() &&
                      spec.score_snippet.empty() && spec.mask_snippet.empty() && !spec.varlen;
-  return plain ? 150 : 120;
+  return plain ? 168 : 120;
 }
 
 // PieceQueue of the kernels.
-constexpr int64_t kPieceQueueBytes = 392;
+constexpr int64_t kPieceQueueBytes = 416;
 
 // Bytes between rows in shared memory: an odd number of 16-byte chunks.
 int64_t PitchBytes(int64_t bytes) { return 16 * (RoundUp(bytes, 16) / 16 | 1); }
+
+// Where tiles of K and V may begin in shared memory.
+constexpr int64_t kLineBytes = 128;
+
+// ChunkedPitch of mma/chunked_rows.cuh.
+int64_t ChunkedPitchBytes(int64_t bytes) {
+  return bytes % kLineBytes == 0 ? bytes : PitchBytes(bytes);
+}
 
 // Why neither family serves the spec; empty when one may.
 std::string RefusalOfBoth(const PlanRequest& request) {
@@ -94,7 +102,7 @@ std::string DimsText(const AttentionSpec& spec) {
   return absl::StrCat("dim_qk, dim_v = ", spec.dim_qk, ", ", spec.dim_v);
 }
 
-// Completes a plan whose tiles are chosen: parts, the kernel that merges them, blocks on the board.
+// Completes a plan whose tiles are chosen: parts and blocks on the board.
 void Complete(const PlanRequest& request, int64_t registers, KernelPlan& plan) {
   const arch::ArchTraits& traits = request.traits;
   plan.split = true;
@@ -104,6 +112,11 @@ void Complete(const PlanRequest& request, int64_t registers, KernelPlan& plan) {
       1, std::min({traits.smem_per_sm / (plan.smem_bytes + traits.smem_reserved_per_block),
                    traits.regs_per_sm / (registers * plan.threads()), int64_t{4}}));
   plan.slots = static_cast<int>(std::max(request.board.num_sms, 1) * resident);
+}
+
+// The kernel that merges what attn_decode_wide has left: parts of so many columns are more than one
+// block should have to read.
+void AddCombine(const PlanRequest& request, KernelPlan& plan) {
   KernelPlan combine = PlanCombine(plan.target, request.spec.dim_v, /*warps_per_row=*/4);
   combine.tile_rows = plan.block_m;
   combine.block_n = plan.block_n;
@@ -136,16 +149,17 @@ void Explain(const PlanRequest& request, FamilyAnswer& answer) {
 int64_t DecodeSmemBytes(const KernelPlan& plan, const AttentionSpec& spec) {
   const int64_t size = spec::ElementBytes(spec::KvType(spec));
   const int64_t teams = plan.block_n / plan.step;
-  const int64_t pitch_k = PitchBytes(RoundUp(spec.dim_qk, size == 1 ? 32 : 16) * size);
-  const int64_t pitch_v = PitchBytes(RoundUp(spec.dim_v, 16) * size);
+  const int64_t pitch_k = ChunkedPitchBytes(RoundUp(spec.dim_qk, size == 1 ? 32 : 16) * size);
+  const int64_t pitch_v = ChunkedPitchBytes(RoundUp(spec.dim_v, 16) * size);
   const int64_t scales = spec.kv_scale == ScaleKind::kPerToken ? 8 * plan.step : 16;
   const int64_t o = int64_t{plan.block_m} * (RoundUp(spec.dim_v, 4) + 4) * 4;
-  const int64_t stage = RoundUp(std::max(plan.step * (pitch_k + pitch_v) + scales, o), 16);
+  const int64_t k_and_v = RoundUp(plan.step * pitch_k, kLineBytes) + plan.step * pitch_v;
+  const int64_t stage = RoundUp(std::max(RoundUp(k_and_v, 16) + scales, o), kLineBytes);
   const bool one_page = spec.page_size == 0 || spec.page_size % plan.step == 0;
   const int64_t pages = one_page ? 4 : teams * (plan.stages + 1) * plan.step;
-  const int64_t sums = teams * (3 * int64_t{plan.block_m} + 1);
+  const int64_t sums = teams * (3 * int64_t{plan.block_m} + 1) + 1;
   return RoundUp(teams * plan.stages * stage + plan.warps * kPieceQueueBytes + 4 * (pages + sums),
-                 16);
+                 kLineBytes);
 }
 
 FamilyAnswer PlanDecode(const PlanRequest& request) {
@@ -175,15 +189,15 @@ FamilyAnswer PlanDecode(const PlanRequest& request) {
   const int64_t registers = std::min<int64_t>(registers_of_tile * tiles + 80, 255);
   // Steps of about 8 KB of K and V; of more where several warps wait for each other.
   const int64_t key_bytes = (spec.dim_qk + spec.dim_v) * spec::ElementBytes(spec::KvType(spec));
-  base.step = key_bytes <= 128 ? 64 : key_bytes <= 256 || row_warps > 1 || tiles > 2 ? 32 : 16;
+  base.step = key_bytes <= 128 ? 64 : key_bytes <= 256 || row_warps > 1 ? 32 : 16;
   struct Choice {
     int64_t teams;
     int stages;
   };
-  // Best first: rings that let two blocks share an SM (one ends a piece while the other reads),
-  // then what fits. Few keys are best copied all at once.
-  std::vector<Choice> choices = {{4, 3}, {8, 3}, {4, 2}, {2, 3}, {2, 2}};
-  if (spec.seqlen_kv <= kDecodeFewKeys && row_warps == 1) choices.insert(choices.begin(), {8, 3});
+  // Best first: one block on an SM has the fewest pieces to merge.
+  std::vector<Choice> choices = {{8, 3}, {4, 3}, {4, 2}, {2, 3}, {2, 2}};
+  // O of three tiles makes a stage larger than its keys do.
+  if (tiles > 2) choices.insert(choices.begin() + 1, {8, 2});
   if (row_warps > 1) choices = {{2, 4}, {4, 3}, {2, 3}, {2, 2}, {1, 3}};
   for (const Choice& choice : choices) {
     KernelPlan plan = base;
@@ -208,8 +222,16 @@ struct WideKeyBytes {
   int64_t v;
 };
 WideKeyBytes WideKey(const KernelPlan& plan, const AttentionSpec& spec) {
-  return {PitchBytes(RoundUp(spec.dim_qk, 16) * 2),
-          PitchBytes(plan.warps * RoundUp(CeilDiv(spec.dim_v, plan.warps), 16) * 2)};
+  return {ChunkedPitchBytes(RoundUp(spec.dim_qk, 16) * 2),
+          ChunkedPitchBytes(plan.warps * RoundUp(CeilDiv(spec.dim_v, plan.warps), 16) * 2)};
+}
+
+// The ring: with V apart, or in K.
+int64_t WideRingBytes(const KernelPlan& plan, const WideKeyBytes& key) {
+  const int64_t k = RoundUp(plan.stages * plan.step * key.k, kLineBytes);
+  return RoundUp(
+      std::max(k + plan.stages * plan.step * key.v, plan.shared_stages * plan.step * key.k),
+      kLineBytes);
 }
 
 // Of what lies beside the ring, which has room for `pages` pages.
@@ -226,10 +248,9 @@ int64_t WidePages(const KernelPlan& plan, const AttentionSpec& spec) {
 }  // namespace
 
 int64_t DecodeWideSmemBytes(const KernelPlan& plan, const AttentionSpec& spec) {
-  const WideKeyBytes key = WideKey(plan, spec);
-  const int64_t ring =
-      plan.step * std::max(plan.stages * (key.k + key.v), plan.shared_stages * key.k);
-  return RoundUp(ring + WideBytesBesideRing(plan, WidePages(plan, spec)), 16);
+  return RoundUp(
+      WideRingBytes(plan, WideKey(plan, spec)) + WideBytesBesideRing(plan, WidePages(plan, spec)),
+      kLineBytes);
 }
 
 FamilyAnswer PlanDecodeWide(const PlanRequest& request) {
@@ -265,16 +286,18 @@ FamilyAnswer PlanDecodeWide(const PlanRequest& request) {
     plan.step = plan.block_n = choice.step;
     constexpr int64_t kMostStages = 8;
     const WideKeyBytes key = WideKey(plan, spec);
-    const int64_t room = std::min<int64_t>(request.traits.smem_per_block_optin,
-                                           request.traits.smem_per_sm / choice.blocks -
-                                               request.traits.smem_reserved_per_block) -
-                         WideBytesBesideRing(plan, (kMostStages + 1) * choice.step) - 16;
+    const int64_t room =
+        std::min<int64_t>(
+            request.traits.smem_per_block_optin,
+            request.traits.smem_per_sm / choice.blocks - request.traits.smem_reserved_per_block) -
+        WideBytesBesideRing(plan, (kMostStages + 1) * choice.step) - 3 * kLineBytes;
     plan.stages = static_cast<int>(std::min(kMostStages, room / (choice.step * (key.k + key.v))));
     plan.shared_stages = static_cast<int>(std::min(kMostStages, room / (choice.step * key.k)));
     // Rings of two steps wait for each of them.
     if (plan.stages < (is_latent ? 2 : 3) || plan.shared_stages < 3) continue;
     plan.smem_bytes = DecodeWideSmemBytes(plan, spec);
     Complete(request, /*registers=*/255, plan);
+    AddCombine(request, plan);
     answer.plans.push_back(std::move(plan));
   }
   Explain(request, answer);

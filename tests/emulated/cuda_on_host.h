@@ -75,6 +75,8 @@ float AtomicAdd(float* address, float value);
 int AtomicAdd(int* address, int value);
 unsigned AtomicAdd(unsigned* address, unsigned value);
 unsigned long long AtomicAdd(unsigned long long* address, unsigned long long value);
+unsigned long long AtomicCas(unsigned long long* address, unsigned long long expected,
+                             unsigned long long value);
 int AtomicMin(int* address, int value);
 int AtomicMax(int* address, int value);
 
@@ -179,6 +181,10 @@ T atomicAdd(T* address, T value) {
   return cuda_on_host::AtomicAdd(address, value);
 }
 
+inline unsigned long long atomicCAS(unsigned long long* address, unsigned long long expected,
+                                    unsigned long long value) {
+  return cuda_on_host::AtomicCas(address, expected, value);
+}
 inline int atomicMin(int* address, int value) { return cuda_on_host::AtomicMin(address, value); }
 inline int atomicMax(int* address, int value) { return cuda_on_host::AtomicMax(address, value); }
 

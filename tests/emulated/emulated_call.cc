@@ -88,7 +88,8 @@ Call::Call(CallSource source) : source_(std::move(source)) {
 }
 
 std::vector<std::string> Call::Run(AttentionArgs args,
-                                   const std::vector<cuda_on_host::MemoryRange>& memory) const {
+                                   const std::vector<cuda_on_host::MemoryRange>& memory,
+                                   int calls) const {
   const AttentionSpec& spec = source_.spec;
   const plan::CallPlan call = plan::PlanCall(source_.plan, spec, args);
   std::vector<std::byte> workspace(call.workspace_bytes + 256, std::byte{0xff});
@@ -99,7 +100,8 @@ std::vector<std::string> Call::Run(AttentionArgs args,
   }
   const std::vector<plan::KernelPlan> plans = source_.plan.Kernels();
   std::vector<std::string> faults;
-  for (size_t n = 0; n < plans.size(); ++n) {
+  for (size_t launch = 0; launch < calls * plans.size(); ++launch) {
+    const size_t n = launch % plans.size();
     if (!kernels_[n]->error().empty()) return {kernels_[n]->error()};
     const AttentionSpec kernel_spec = emit::SpecOfKernel(spec, plans[n]);
     const emit::ParamLayout layout = emit::MakeParamLayout(kernel_spec, plans[n]);

@@ -38,10 +38,12 @@ class Call {
 
   // Runs them in their order. `args` holds host pointers, to what `memory` lists; its workspace is
   // provided here, full of NaN. Each kernel runs with half of its blocks, the others' tiles being
-  // reached by the stride of the grid; attn_bwd_sm90 has a block for each tile. Returns what the emulator found wrong, or the error of a
-  // compile or of the arguments.
+  // reached by the stride of the grid; attn_bwd_sm90 has a block for each tile. Returns what the
+  // emulator found wrong, or the error of a compile or of the arguments. `calls`: of the same
+  // arguments and workspace, one after the other.
   std::vector<std::string> Run(AttentionArgs args,
-                               const std::vector<cuda_on_host::MemoryRange>& memory) const;
+                               const std::vector<cuda_on_host::MemoryRange>& memory,
+                               int calls = 1) const;
 
  private:
   CallSource source_;

@@ -679,7 +679,7 @@ TEST_F(TuningTest, TenThousandSizesOfOneModelNeedNoMoreThanThePlannedKernels) {
   // attn_fwd_sm90 and 78 of attn_fwd_sm80, most of their tiles thrice: whole, and in parts with
   // either kernel that merges them. Nothing here depends on a length but the family and whether
   // there are parts, so a plan that takes one from the spec shows at once.
-  EXPECT_LE(planned.size(), 150u);
+  EXPECT_LE(planned.size(), 158u);
   std::mt19937_64 random(11);
   std::set<std::string> reached;
   RuntimeOptions options = Options(TunePolicy::kOff);

@@ -16,15 +16,13 @@ struct PagedDecoder {
   tilewright::AttentionArgs args = {};
 
   absl::Status Prepare() {  // compiles once; later the kernels come from disk
-    tilewright::AttentionSpec spec;
-    spec.batch = args.batch = batch;
-    spec.heads_q = kHeads;
-    spec.heads_kv = kHeadsKv;
+    args.batch = batch, args.seqlen_q = 1;
+    args.seqlen_kv = max_pages * kPage;  // the host knows no more of lengths
+    tilewright::AttentionSpec spec = {.batch = batch, .heads_q = kHeads, .heads_kv = kHeadsKv};
+    spec.seqlen_kv = args.seqlen_kv;
     spec.dim_qk = spec.dim_v = kDim;
-    spec.seqlen_kv = args.seqlen_kv = max_pages * kPage;  // the host knows no more of lengths
     spec.page_size = kPage;
     spec.varlen = true;
-    args.seqlen_q = 1;
     auto attends = runtime->Prepare(spec);
     if (!attends.ok()) return attends.status();
     auto appends = runtime->PrepareAppend({.heads_q = kHeads,
@@ -43,28 +41,20 @@ struct PagedDecoder {
   // rotates it, writes it into the cache, attends to all that is there. Two launches and nothing
   // else, which a CUDA graph may replay for every token.
   absl::Status Step(void* new_q, void* new_k, void* new_v, void* o, CUstream stream) {
-    constexpr int64_t kRow = kHeadsKv * kDim, kQueryRow = kHeads * kDim;
-    tilewright::CacheAppendArgs token;
-    token.batch = batch;
-    token.seqlen = 1;
-    token.q = {new_q, {kQueryRow, kQueryRow, kDim}};
-    token.q_out = {new_q, {kQueryRow, kQueryRow, kDim}};
-    token.k = {new_k, {kRow, kRow, kDim}};
-    token.v = {new_v, {kRow, kRow, kDim}};
-    token.k_cache = {k, {kPage * kRow, kRow, kDim}};
-    token.v_cache = {v, {kPage * kRow, kRow, kDim}};
+    const tilewright::Strides row = {kHeadsKv * kDim, kHeadsKv * kDim, kDim};
+    const tilewright::Strides query = {kHeads * kDim, kHeads * kDim, kDim};
+    const tilewright::Strides page = {kPage * kHeadsKv * kDim, kHeadsKv * kDim, kDim};
+    tilewright::CacheAppendArgs token = {.batch = batch, .seqlen = 1};
+    token.q = args.q = {new_q, query}, token.q_out = {new_q, query};
+    token.k = {new_k, row}, token.v = {new_v, row};
+    token.k_cache = {k, page}, token.v_cache = {v, page};
     token.capacity = max_pages * kPage;
     token.page_table = args.page_table = table;
     token.page_table_stride = args.page_table_stride = max_pages;
-    token.seqused_kv = token.new_seqused_kv = lengths;
-    token.ticket = ticket;
-    absl::Status status = runtime->Append(append, token, stream);
+    token.seqused_kv = token.new_seqused_kv = lengths, token.ticket = ticket;
+    const absl::Status status = runtime->Append(append, token, stream);
     if (!status.ok()) return status;
-    args.q = token.q;
-    args.k = {k, {kPage * kRow, kRow, kDim}};
-    args.v = {v, {kPage * kRow, kRow, kDim}};
-    args.o = {o, {kQueryRow, kQueryRow, kDim}};
-    args.seqused_kv = lengths;
+    args.k = {k, page}, args.v = {v, page}, args.o = {o, query}, args.seqused_kv = lengths;
     return runtime->Run(attention, args, stream);
   }
 };

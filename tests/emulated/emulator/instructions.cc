@@ -379,6 +379,15 @@ unsigned long long AtomicAdd(unsigned long long* address, unsigned long long val
   return Add(address, value, __builtin_return_address(0));
 }
 
+unsigned long long AtomicCas(unsigned long long* address, unsigned long long expected,
+                             unsigned long long value) {
+  CheckAccess(address, sizeof value, Access::kAtomic, __builtin_return_address(0));
+  Acquire(address);
+  Release(address);
+  const unsigned long long seen = *address;
+  if (seen == expected) *address = value;
+  return seen;
+}
 int AtomicMin(int* address, int value) {
   CheckAccess(address, sizeof value, Access::kAtomic, __builtin_return_address(0));
   return std::exchange(*address, std::min(*address, value));
