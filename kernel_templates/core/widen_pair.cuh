@@ -17,43 +17,39 @@ TILEWRIGHT_HOST_DEVICE u32 WidenEach(Element low, Element high) {
   return static_cast<u32>(wide_high.bits) << 16 | wide_low.bits;
 }
 
-// `pair` holds the first element in its low byte; bits above 16 are not looked at.
-TILEWRIGHT_HOST_DEVICE u32 WidenPair(u32 pair, Fp8E4m3) {
+// Elements kFirst and kSecond of the four that are stored in `four`, the first in its lowest byte.
+template <int kFirst, int kSecond>
+TILEWRIGHT_HOST_DEVICE u32 WidenTwo(u32 four, Fp8E4m3) {
 #ifdef __CUDACC__
-  if constexpr (ptx::kHasCvtFp8) return ptx::cvt_rn_f16x2_e4m3x2(static_cast<u16>(pair));
+  if constexpr (ptx::kHasCvtFp8) {
+    const u32 pair = __byte_perm(four, 0, kSecond << 4 | kFirst);
+    return ptx::cvt_rn_f16x2_e4m3x2(static_cast<u16>(pair));
+  }
 #endif
-  return WidenEach(Fp8E4m3{static_cast<u8>(pair)}, Fp8E4m3{static_cast<u8>(pair >> 8)});
+  return WidenEach(Fp8E4m3{static_cast<u8>(four >> 8 * kFirst)},
+                   Fp8E4m3{static_cast<u8>(four >> 8 * kSecond)});
 }
 // e5m2 is the upper half of an fp16.
-TILEWRIGHT_HOST_DEVICE u32 WidenPair(u32 pair, Fp8E5m2) {
-  return (pair & 0xff) << 8 | (pair & 0xff00) << 16;
+template <int kFirst, int kSecond>
+TILEWRIGHT_HOST_DEVICE u32 WidenTwo(u32 four, Fp8E5m2) {
+#ifdef __CUDACC__
+  return __byte_perm(four, 0, kSecond << 12 | 4 << 8 | kFirst << 4 | 4);
+#else
+  return (four >> 8 * kFirst & 0xff) << 8 | (four >> 8 * kSecond & 0xff) << 24;
+#endif
 }
 // 1024 + (x + 128) is what fp16 makes of 0x6400 | (x + 128).
-TILEWRIGHT_HOST_DEVICE u32 WidenPair(u32 pair, Int8) {
+template <int kFirst, int kSecond>
+TILEWRIGHT_HOST_DEVICE u32 WidenTwo(u32 four, Int8) {
 #ifdef __CUDACC__
-  return ptx::sub_f16x2(((pair & 0xff) | (pair & 0xff00) << 8) ^ 0x64806480u, 0x64806480u);
+  const u32 above_1024 =
+      __byte_perm(four ^ 0x80808080u, 0x64646464u, 4 << 12 | kSecond << 8 | 4 << 4 | kFirst);
+  return ptx::sub_f16x2(above_1024, 0x64806480u);
 #else
-  return WidenEach(Int8{static_cast<signed char>(pair)}, Int8{static_cast<signed char>(pair >> 8)});
+  return WidenEach(Int8{static_cast<signed char>(four >> 8 * kFirst)},
+                   Int8{static_cast<signed char>(four >> 8 * kSecond)});
 #endif
 }
-
-// The even and the odd of four stored elements.
-template <class Element>
-TILEWRIGHT_HOST_DEVICE u32 WidenEven(u32 four, Element element) {
-  return WidenPair((four & 0xff) | (four >> 8 & 0xff00), element);
-}
-template <class Element>
-TILEWRIGHT_HOST_DEVICE u32 WidenOdd(u32 four, Element element) {
-  return WidenEven(four >> 8, element);
-}
-TILEWRIGHT_HOST_DEVICE u32 WidenEven(u32 four, Fp8E5m2) { return (four & 0x00ff00ffu) << 8; }
-TILEWRIGHT_HOST_DEVICE u32 WidenOdd(u32 four, Fp8E5m2) { return four & 0xff00ff00u; }
-#ifdef __CUDACC__
-TILEWRIGHT_HOST_DEVICE u32 WidenEven(u32 four, Int8) {
-  return ptx::sub_f16x2((four & 0x00ff00ffu) ^ 0x64806480u, 0x64806480u);
-}
-TILEWRIGHT_HOST_DEVICE u32 WidenOdd(u32 four, Int8) { return WidenEven(four >> 8, Int8{}); }
-#endif
 
 }  // namespace tilewright
 

@@ -100,11 +100,11 @@ __device__ __forceinline__ RowParts<Config> DecodeParts(const Problem& problem, 
   const i64 further = slots.further, apart = slots.apart, shift = slots.first - slots.further;
   return {.o = static_cast<const typename Config::PartElement*>(args.o) + further * kSlot +
                row * Config::kHeadDimV,
-          .lse = args.lse + further * kPartLses<Work> + row,
+          .lse = args.lse + further * Work::kBlockM + row,
           .o_stride = apart * kSlot,
-          .lse_stride = apart * kPartLses<Work>,
+          .lse_stride = apart * Work::kBlockM,
           .o_shift = shift * kSlot,
-          .lse_shift = shift * kPartLses<Work>,
+          .lse_shift = shift * Work::kBlockM,
           .parts = slots.count};
 }
 

@@ -310,8 +310,8 @@ struct Warp {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const u32 upper = stored[2 * half], lower = stored[2 * half + 1];
-            const u32 a[4] = {WidenPair(upper, kStored), WidenPair(lower, kStored),
-                              WidenPair(upper >> 16, kStored), WidenPair(lower >> 16, kStored)};
+            const u32 a[4] = {WidenTwo<0, 1>(upper, kStored), WidenTwo<0, 1>(lower, kStored),
+                              WidenTwo<2, 3>(upper, kStored), WidenTwo<2, 3>(lower, kStored)};
             AddKeys(chain[half % kChains][key], a, step + half);
           }
         } else {
@@ -385,8 +385,8 @@ struct Warp {
   __device__ __forceinline__ void AddColumns(int n, u32 keys, u32 further,
                                              const u32 (&p)[S::kRowTiles][2]) {
     constexpr KvElement kStored{};
-    const u32 a[4] = {WidenEven(keys, kStored), WidenOdd(keys, kStored),
-                      WidenEven(further, kStored), WidenOdd(further, kStored)};
+    const u32 a[4] = {WidenTwo<0, 2>(keys, kStored), WidenTwo<1, 3>(keys, kStored),
+                      WidenTwo<0, 2>(further, kStored), WidenTwo<1, 3>(further, kStored)};
 #pragma unroll
     for (int tile = 0; tile < S::kRowTiles; ++tile) {
       ptx::mma_m16n8k16(o[n][tile], a, p[tile][0], p[tile][1], Operand{});

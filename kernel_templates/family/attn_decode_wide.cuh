@@ -306,7 +306,7 @@ struct Worker {
           if (complete) {
             Config::Lse::Store(end.lse, problem, at.i, params);
           } else {
-            params.parts.lse[i64{piece.slot} * kPartLses<Config> + row] = end.lse;
+            params.parts.lse[i64{piece.slot} * Config::kBlockM + row] = end.lse;
           }
         }
         OutElement* out = static_cast<OutElement*>(core.o) +

@@ -176,10 +176,6 @@ struct Piece {
   int item_units;
 };
 
-// Floats of a part's LSEs in the workspace: of its rows, and the word of policy/part_merge.cuh.
-template <class Config>
-inline constexpr int kPartLses = Config::kBlockM + 2;
-
 // Where the parts of an item are: part p in slot first for p = 0, further + p * apart else.
 struct PartSlots {
   int first;

@@ -16,6 +16,10 @@
 
 namespace tilewright {
 
+// Floats of a part's LSEs in the workspace: of its rows, and the word.
+template <class Config>
+inline constexpr int kPartLses = Config::kBlockM + 2;
+
 inline constexpr u64 kCounting = 0xfff5a11dc7000000ull;
 inline constexpr u64 kCountMask = 0xffffffull;
 

@@ -106,9 +106,10 @@ int64_t DecodeBlocks(const KernelPlan& plan, const AttentionSpec& spec, const At
   constexpr int64_t kLongShare = int64_t{16} << 20;  // bytes
   const int64_t bytes = counts.items * args.seqlen_kv * (spec.dim_qk + spec.dim_v) *
                         spec::ElementBytes(spec::KvType(spec));
-  const int64_t waves = !spec.varlen && bytes / plan.slots >= kLongShare ? kWaves : 1;
-  return std::max<int64_t>(2,
-                           std::min<int64_t>(waves * plan.slots, counts.items * counts.units));
+  const int64_t waves =
+      plan.family == Family::kDecode && !spec.varlen && bytes / plan.slots >= kLongShare ? kWaves
+                                                                                         : 1;
+  return std::max<int64_t>(2, std::min<int64_t>(waves * plan.slots, counts.items * counts.units));
 }
 
 // As many lines as there may be without leaving more than one block in twenty without work.
@@ -155,8 +156,9 @@ CallPlan PlanCall(const KernelPlan& plan, const AttentionSpec& spec, const Atten
           call.lines * LineBlocks(spec, counts.items / call.lines, call.parts / call.lines);
       const int64_t slots = plan.chunk != 0 ? counts.items * counts.units : 2 * call.parts;
       add(Region::kPartialO, slots * plan.block_m * spec.dim_v * 4);
-      // Behind the LSEs of a part is room for a count: kPartLses of policy/decode_work.cuh.
-      add(Region::kPartialLse, slots * (plan.block_m + 2) * 4);
+      // attn_decode counts behind the LSEs of a part: kPartLses of policy/part_merge.cuh.
+      const int64_t lses = plan.block_m + (plan.family == Family::kDecode ? 2 : 0);
+      add(Region::kPartialLse, slots * lses * 4);
     }
     return call;
   }
