@@ -5,9 +5,10 @@
     portable.py --budget 60 --resume bench/results/h200/portable.json ...
 
 Rows and workloads come in this order; what RESUME holds of the same commit is not run again, and no
-row begins after BUDGET seconds, so that several short runs add up to one file. It is written after
-each row. Rows are measured by the protocol of compare.py with 40 ms instead of 70 a round,
-workloads of the zoo with 20 ms and 0.2 s of heating (`protocol` says which).
+group begins after BUDGET seconds, so that several short runs add up to one file. It is written after
+each group. Groups of up to 8 that fit in 16 GB are measured together by the protocol of compare.py
+(--together), rows with 40 ms instead of 70 a round, workloads of the zoo with 15 ms and 5 ms of
+warming up (`protocol` says which).
 
 A row with a `family` runs on that family, the others on what Prepare picks by default. `value` is in
 TFLOP/s, `us` and `gb_s` are the time of a call and the bytes of all tensors over it, `share` is the
@@ -26,9 +27,11 @@ HERE = pathlib.Path(__file__).resolve().parent
 TOPIC = "portable"
 PEERS = ["cudnn", "flash", "efficient"]
 PROTOCOLS = {
-    "rows": {"HEAT_SECONDS": 0.6, "WARMUP_MS": 40, "REP_MS": 40},
-    "zoo": {"HEAT_SECONDS": 0.2, "WARMUP_MS": 20, "REP_MS": 20},
+    "rows": {"WARMUP_TOGETHER_MS": 30, "REP_MS": 40},
+    "zoo": {"WARMUP_TOGETHER_MS": 5, "REP_MS": 15},
 }
+MOST_TOGETHER = 8
+MOST_BYTES = 16e9
 
 
 def complete(row, entry, limits):
@@ -52,6 +55,21 @@ def peers_of(entry):
     if entry["versus"] == "best":
         return PEERS
     return [] if "@" in entry["versus"] else [entry["versus"]]
+
+
+def groups_of(chosen):
+    """[(kind, family, peers, entries)]: neighbours that have these in common and are run together."""
+    groups, size = [], 0
+    for kind, entry in chosen:
+        of = (kind, entry.get("family", ""), peers_of(entry))
+        own = compare.bytes_moved(compare.parse_spec(entry["spec"]))
+        size += own
+        alike = groups and groups[-1][:3] == of and len(groups[-1][3]) < MOST_TOGETHER
+        if not alike or size > MOST_BYTES:
+            groups.append((*of, []))
+            size = own
+        groups[-1][3].append(entry)
+    return groups
 
 
 def set_protocol(kind):
@@ -127,28 +145,17 @@ def main(argv):
     limits = earlier["limits"] if rows else compare.measured_limits()
     header["limits"] = limits
     all_rows = compare.load_entries(HERE / "peers_portable.json")
-    for kind, entry in chosen:
+    for kind, family, peers, entries in groups_of(chosen):
         if time.monotonic() - start > arguments.budget:
-            print(f"the budget ends before {entry['name']}")
+            print(f"the budget ends before {entries[0]['name']}")
             break
         set_protocol(kind)
-        try:
-            row = compare.run_row(
-                entry,
-                all_rows,
-                library(entry.get("family", "")),
-                peers_of(entry),
-                3,
-                False,
-                limits,
-            )
+        group = compare.run_rows(entries, all_rows, library(family), peers, 3, False, limits)
+        for entry, row in zip(entries, group):
             row = complete(row, entry, limits)
-        except (compare.TilewrightError, compare.SpecError, torch.OutOfMemoryError) as failure:
-            row = {"name": entry["name"], "spec": entry["spec"], "holds": False}
-            row["why"] = str(failure)
-        row["protocol"] = kind
-        rows.append(row)
-        compare.print_row(row)
+            row["protocol"] = kind
+            rows.append(row)
+            compare.print_row(row)
         header["nvrtc"] = compare.nvrtc_version(row.get("plan", "") for row in rows)
         header["zoo"] = summary(rows)
         compare.write_results(path, header, rows)

@@ -30,6 +30,20 @@ class PortableTest(unittest.TestCase):
         self.assertEqual(portable.peers_of({"versus": "cudnn@other"}), [])
         self.assertEqual(portable.peers_of({"versus": "best"}), portable.PEERS)
 
+    def test_groups_are_neighbours_of_one_family_and_the_same_peers_that_fit(self):
+        def entry(name, batch=1, versus="flash", **more):
+            spec = f"fwd bf16 b={batch} h=1 s=64 d=64"
+            return {"name": name, "spec": spec, "versus": versus, **more}
+
+        chosen = [("rows", entry(str(n))) for n in range(portable.MOST_TOGETHER + 1)]
+        chosen.append(("rows", entry("other", family="attn_fwd_sm80")))
+        chosen.append(("zoo", entry("zoo", versus="best")))
+        huge = int(portable.MOST_BYTES / (4 * 64 * 64 * 2)) - 1
+        chosen += [("zoo", entry("huge", batch=huge, versus="best"))] * 2
+        groups = portable.groups_of(chosen)
+        self.assertEqual([len(group[3]) for group in groups], [portable.MOST_TOGETHER, 1, 1, 2, 1])
+        self.assertEqual(groups[2][:3], ("rows", "attn_fwd_sm80", ["flash"]))
+
     def test_a_bar_in_microseconds(self):
         entry = {"spec": "fwd bf16 b=1 h=1 s=64 d=64", "versus": "best", "must_us": 100}
         held = portable.complete(row_of(ms=0.1, holds=True), entry, LIMITS)
