@@ -291,9 +291,8 @@ struct KeyTile {
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
           float& weight = s[m][n][c];
-          const float factor =
-              Config::Dropout::Factor(problem, q_begin + warp_row + QueryOf(n, c),
-                                      kv_begin + warp_key + KeyOf(m, c), params);
+          const float factor = Config::Dropout::Factor(problem, q_begin + warp_row + QueryOf(n, c),
+                                                       kv_begin + warp_key + KeyOf(m, c), params);
           weight = factor == 0 ? -weight : weight;
         }
       }
@@ -379,9 +378,9 @@ struct KeyTile {
             if constexpr (kPairwiseGradients) {
               const ScorePoint& point = points[m][n][2 * half + c];
               if (weight != 0) {
-                gradient = PairGradient(kAddsTerms ? ScorePoint{0, 1, 1, 0} : point, gradient,
-                                        q_begin + row, kv_begin + warp_key + KeyOf(m, 2 * half),
-                                        at_row);
+                gradient =
+                    PairGradient(kAddsTerms ? ScorePoint{0, 1, 1, 0} : point, gradient,
+                                 q_begin + row, kv_begin + warp_key + KeyOf(m, 2 * half), at_row);
               }
               MoveTerms(at_row, 0, 8);
             } else if constexpr (!Score::kHasSlopeOne) {

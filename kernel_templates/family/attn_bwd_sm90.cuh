@@ -3,9 +3,9 @@
 // it.
 //
 // Algorithm FlashAttention-3's backward (Shah et al., arXiv 2407.08608) with keys on the M side. A
-//           block has kBlockN keys of one (batch, key/value head) at a time, a warpgroup 64 of them.
-//           K and V stay in shared memory, the sums of dK and dV in registers; the block walks over
-//           the tiles of kBlockM rows of every query head of the group. A step:
+//           block has kBlockN keys of one (batch, key/value head) at a time, a warpgroup 64 of
+//           them. K and V stay in shared memory, the sums of dK and dV in registers; the block
+//           walks over the tiles of kBlockM rows of every query head of the group. A step:
 //             S = K Q^T,  P = exp2(S - lse),  dP = V dO^T,  dS = P (dP - delta)
 //             dV += P dO,  dK += dS Q         P and dS from registers
 //             dQ = dS^T K                     dS through shared memory, of all keys; added to
@@ -14,16 +14,18 @@
 //           other computes weights from its last ones. A burst of step i is
 //             dV and dK of step i - 1 | dQ of step i - 2 | S | dP
 //           dQ is two steps late because the other warpgroup's dS is half a step behind. S is
-//           issued before dQ is waited for, which goes to shared memory while S is made, and dP before
-//           S is waited for, so the tensor cores always have a product waiting. The turn is passed
-//           when S has arrived or, with 128 rows, whose weights take longer, when dP has been
-//           issued. (With dQ first ptxas finds too few registers, C7512.) Steps -2 and
-//           -1 are of no rows: they multiply zeros while the first copies are under way.
-// Tiles     Blocks draw tiles of keys until there are none, and do not stop between two of them: the
+//           issued before dQ is waited for, which goes to shared memory while S is made, and dP
+//           before S is waited for, so the tensor cores always have a product waiting. The turn is
+//           passed when S has arrived or, with 128 rows, whose weights take longer, when dP has
+//           been issued. (With dQ first ptxas finds too few registers, C7512.) Steps -2 and -1 are
+//           of no rows: they multiply zeros while the first copies are under way.
+// Tiles     Blocks draw tiles of keys until there are none, and do not stop between two of them:
+// the
 //           first step of a tile still makes dV, dK and dQ of the one before, whose sums then go
 //           to memory from registers. K has two places, since dQ is late; V is loaded again while
 //           the products before dP are made.
-// Warps     Warpgroup 0 loads: thread 0 by tensor maps, warps 1 and 2 the row statistics and what no
+// Warps     Warpgroup 0 loads: thread 0 by tensor maps, warps 1 and 2 the row statistics and what
+// no
 //           tensor map describes; warp 3 finds tiles. Warpgroups 1 and 2 compute. Of dQ each has 64
 //           rows or, where kBlockM is 64, 64 columns.
 // Barriers  tile_full[t]   warp 3
@@ -37,8 +39,8 @@
 //           rows_empty[s]  a computing warp each, after dV and dK of the step
 //           ds_full[s]     a computing warp each, when it has written its dS
 //           ds_empty[s]    a computing warp each, after dQ
-//           named 1        the computing warpgroups, when both have cleared what steps -2 and -1 read
-//           named 2 + w    warpgroup w of them, which waits for its turn, and the other
+//           named 1        the computing warpgroups, when both have cleared what steps -2 and -1
+//           read named 2 + w    warpgroup w of them, which waits for its turn, and the other
 // dQ turns  kDeterministic: the blocks of keys add to a tile of dQ one after the other, the last
 //           first, so that under a causal mask, where these get to a tile first, nobody waits long.
 //           A warp asks at the start of a step whose turn it is, and counts itself at the end of
@@ -144,8 +146,8 @@ struct alignas(1024) SharedStorage {
   u16 q[Config::kStages][Shape<Config>::kPanelsQk][Config::kBlockM][kPanelColumns];
   u16 d_o[Config::kStages][Shape<Config>::kPanelsV][Config::kBlockM][kPanelColumns];
   u16 ds[kDsStages][Shape<Config>::kPanelsM][Config::kBlockN][kPanelColumns];
-  alignas(16) float dq[Shape<Config>::kConsumerWarps][(Shape<Config>::kDqTiles > 4 ? Shape<Config>::kDqTiles : 4)]
-                      [Shape<Config>::kFloatsOfFragment];
+  alignas(16) float dq[Shape<Config>::kConsumerWarps][(
+      Shape<Config>::kDqTiles > 4 ? Shape<Config>::kDqTiles : 4)][Shape<Config>::kFloatsOfFragment];
   alignas(16) float lse[kStatsStages][Config::kBlockM];
   alignas(16) float delta[kStatsStages][Config::kBlockM];
   RowLimits limits[Shape<Config>::kLimitsInShared ? Shape<Config>::kConsumerThreads : 1];
@@ -279,13 +281,15 @@ struct Consumer : ConsumerBase<Config, Params> {
           counted = ptx::ld_relaxed_gpu_s32(CounterOf(target));
         }
       }
-      const int row_tile = thread / 32 + (S::kByRows ? warpgroup * 4 : 0);
+      // Not kept from step to step: registers are scarce.
+      const int warp = static_cast<int>(ptx::Opaque(thread)) / 32;
+      const int row_tile = warp + (S::kByRows ? warpgroup * 4 : 0);
       const int first_column = S::kByRows ? 0 : warpgroup * S::kDqTiles;
       const int columns = S::kByRows ? S::kQkTiles : min(S::kDqTiles, S::kQkTiles - first_column);
       ptx::cp_reduce_async_bulk_add_f32(
           params.gradients.dq_sums + i64{target.tile} * S::kFloatsOfDqTile +
               (row_tile * S::kQkTiles + first_column) * S::kFloatsOfFragment,
-          ptx::SharedAddress(&shared.dq[warpgroup * 4 + thread / 32]),
+          ptx::SharedAddress(&shared.dq[warpgroup * 4 + warp]),
           columns * S::kFloatsOfFragment * sizeof(float));
       ptx::cp_async_bulk_commit_group();
     }
@@ -327,8 +331,8 @@ struct Consumer : ConsumerBase<Config, Params> {
     ptx::wgmma_commit_group();
   }
 
-  // This warp's 16 rows of a gradient to memory, from the sums, by way of the place that its part of
-  // dQ goes through.
+  // This warp's 16 rows of a gradient to memory, from the sums, by way of the place that its part
+  // of dQ goes through.
   template <int kColumns>
   __device__ __forceinline__ void StoreSums(const float (&sums)[kColumns / 2], float scale,
                                             void* tensor, const abi::TensorStrides& strides,
@@ -356,8 +360,7 @@ struct Consumer : ConsumerBase<Config, Params> {
                        ? ptx::cvt_rn_x2_f32(sums[first + 1] * scale, sums[first] * scale, Element{})
                        : 0;
       }
-      const u32 address =
-          ptx::SharedAddress(&place) + at(lane % kRows, chunk + lane / kRows) * 16;
+      const u32 address = ptx::SharedAddress(&place) + at(lane % kRows, chunk + lane / kRows) * 16;
       if (chunk + 1 < kChunks) {
         ptx::stmatrix_x4(address, words[0], words[1], words[2], words[3]);
       } else {
@@ -366,8 +369,7 @@ struct Consumer : ConsumerBase<Config, Params> {
     }
     __syncwarp();
     const i64 first = i64{tile.kv_begin} + first_key + warp * kRows;
-    const int rows =
-        static_cast<int>(Max(0, Min(SeqlenKv<Config>(params) - first, i64{kRows})));
+    const int rows = static_cast<int>(Max(0, Min(SeqlenKv<Config>(params) - first, i64{kRows})));
     Element* const out = static_cast<Element*>(tensor) + tile.batch * strides.batch +
                          tile.head_kv * strides.head + first * strides.seq;
     const bool wide = (params.sm90.by_threads & abi::kGradientsByThreads) == 0;
@@ -398,8 +400,9 @@ struct Consumer : ConsumerBase<Config, Params> {
     WarpArrives(shared.tile_empty[stage]);
   }
 
-  // `before`: where dQ of the step before the last one goes; `last`: of the tile. A tile has at least
-  // two steps. No product may stand under a condition, which would cost ptxas the pipeline (C7515).
+  // `before`: where dQ of the step before the last one goes; `last`: of the tile. A tile has at
+  // least two steps. No product may stand under a condition, which would cost ptxas the pipeline
+  // (C7515).
   __device__ __forceinline__ void Step(int q_begin, bool full, bool last, const DqTarget& before) {
     float dq[4 * S::kDqTiles];
     float s[S::kPairs], dp[S::kPairs];
@@ -579,8 +582,8 @@ struct TileLoader : Loader<Config, Params> {
   template <int kColumns>
   __device__ __forceinline__ void ClearGradient(void* tensor, const abi::TensorStrides& strides,
                                                 const KeyTile& tile) const {
-    const int rows = static_cast<int>(
-        Min(SeqlenKv<Config>(params) - tile.kv_begin, i64{Config::kBlockN}));
+    const int rows =
+        static_cast<int>(Min(SeqlenKv<Config>(params) - tile.kv_begin, i64{Config::kBlockN}));
     u16* const out = static_cast<u16*>(tensor) + tile.batch * strides.batch +
                      tile.head_kv * strides.head + tile.kv_begin * strides.seq;
 #pragma unroll 1
@@ -629,8 +632,8 @@ struct TileLoader : Loader<Config, Params> {
     const u64& full = shared.k_full[Place()];
     Wait(shared.k_empty[Place()], Parity() ^ 1);
     ptx::mbarrier_arrive_expect_tx(ptx::SharedAddress(&full), S::kBytesK);
-    Base::template LoadPanels<S::kPanelsQk>(shared.k[Place()], &params.sm90.k, full,
-                                            tile.kv_begin, tile.head_kv, tile.batch);
+    Base::template LoadPanels<S::kPanelsQk>(shared.k[Place()], &params.sm90.k, full, tile.kv_begin,
+                                            tile.head_kv, tile.batch);
   }
   __device__ __forceinline__ void LoadVByMap(const KeyTile& tile) const {
     if (KeysByThreads()) return;
@@ -647,7 +650,6 @@ struct TileLoader : Loader<Config, Params> {
       const KeyTile& tile = shared.tiles[Place()];
       if (!tile.HasSteps()) return;
       LoadKByMap(tile);
-      const int first = tile.head_kv * Config::kGroup;
 #pragma unroll 1
       for (int g = 0; g < Config::kGroup; ++g) {
 #pragma unroll 1
@@ -655,7 +657,7 @@ struct TileLoader : Loader<Config, Params> {
           if (g == Config::kGroup - 1 && m == max(tile.begin, tile.end - kWantedSteps)) {
             Arrive(shared.tile_wanted);
           }
-          this->LoadRowsByMap(tile, first + g, m);
+          this->LoadRowsByMap(tile, tile.head_kv * Config::kGroup + g, m);
           // Its place becomes free after that of the rows.
           if (g == 0 && m == tile.begin) LoadVByMap(tile);
           ring.Advance();
@@ -675,7 +677,7 @@ struct TileLoader : Loader<Config, Params> {
     CopyTile<S::kCopyThreads, Config::kHeadDimQk, S::kPanelsQk>(
         shared.k[Place()],
         Base::RowsOf(core.k, core.k_strides, tile.batch, tile.head_kv, tile.kv_begin),
-        core.k_strides.seq, SeqlenKv<Config>(params) - tile.kv_begin);
+        core.k_strides.seq, this->ExistingKeys(tile));
     WarpArrives(shared.k_full[Place()]);
   }
   __device__ __forceinline__ void LoadVByThreads(const KeyTile& tile) const {
@@ -684,7 +686,7 @@ struct TileLoader : Loader<Config, Params> {
     const abi::AttnFwdParams& core = params.core;
     CopyTile<S::kCopyThreads, Config::kHeadDimV, S::kPanelsV>(
         shared.v, Base::RowsOf(core.v, core.v_strides, tile.batch, tile.head_kv, tile.kv_begin),
-        core.v_strides.seq, SeqlenKv<Config>(params) - tile.kv_begin);
+        core.v_strides.seq, this->ExistingKeys(tile));
     WarpArrives(shared.v_full);
   }
 
@@ -695,12 +697,11 @@ struct TileLoader : Loader<Config, Params> {
       const KeyTile& tile = shared.tiles[Place()];
       if (!tile.HasSteps()) return;
       LoadKByThreads(tile);
-      const int first = tile.head_kv * Config::kGroup;
 #pragma unroll 1
       for (int g = 0; g < Config::kGroup; ++g) {
 #pragma unroll 1
         for (int m = tile.begin; m < EndOfWalk<Config>(tile); ++m) {
-          this->LoadRowsByThreads(tile, first + g, m);
+          this->LoadRowsByThreads(tile, tile.head_kv * Config::kGroup + g, m);
           if (g == 0 && m == tile.begin) LoadVByThreads(tile);
           ring.Advance();
         }

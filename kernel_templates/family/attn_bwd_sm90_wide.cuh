@@ -13,8 +13,8 @@
 // Order     A warpgroup makes P or dS of step i, and then issues
 //             dV or dK of step i | a piece of dQ of step i - 1 | S or dP of step i + 1
 //           and the other piece of dQ when it has added this one, so that products are under way
-//           while it makes P or dS and adds. Step -1 is of no rows, and the last step makes its own S
-//           again.
+//           while it makes P or dS and adds. Step -1 is of no rows, and the last step makes its own
+//           S again.
 // Warps     Warpgroup 0 loads, see mma/bwd_key_tiles.cuh. Warpgroup 1 makes weights, 2 gradients.
 // Barriers  kv_full, rows_full[s], rows_empty[s]  as in attn_bwd_sm90
 //           p_full    a warp of the weights each, when it has written its part of P

@@ -38,8 +38,8 @@ struct DqTarget {
   i32 warps_before = 0;  // deterministic: that add to it before this block's
 };
 
-// Rows of a tile's problem that see the keys of a thread's rows r and r + 8, less the thread's place
-// in a fragment.
+// Rows of a tile's problem that see the keys of a thread's rows r and r + 8, less the thread's
+// place in a fragment.
 struct alignas(16) RowLimits {
   int first[2];
   int end[2];
@@ -76,8 +76,7 @@ struct ConsumerBase {
   __device__ __forceinline__ i32 WarpsBefore(const Problem& problem, i64 m, int kv_begin) const {
     const i64 keys_end =
         KeysOfRows<Mask>(problem, RowsOfTile(problem, m, Config::kBlockM), params).end;
-    return static_cast<i32>(CeilDiv(keys_end, Config::kBlockN) - 1 -
-                            kv_begin / Config::kBlockN) *
+    return static_cast<i32>(CeilDiv(keys_end, Config::kBlockN) - 1 - kv_begin / Config::kBlockN) *
            S::kConsumerWarps;
   }
 
@@ -120,8 +119,9 @@ struct ConsumerBase {
   static constexpr int kValues = 2 * S::kLaneRows;
   static constexpr int kLoads = S::kPairs / kValues;
 
-  // The lane's statistics of a step: loaded at once, ahead of the wait for a product, because shared
-  // memory is busy with operands and slow; or, where registers are too few, when they are used.
+  // The lane's statistics of a step: loaded at once, ahead of the wait for a product, because
+  // shared memory is busy with operands and slow; or, where registers are too few, when they are
+  // used.
   struct EarlyStats {
     LaneRows<S::kLaneRows> loaded[kLoads];
     __device__ __forceinline__ explicit EarlyStats(const float* first) {

@@ -3,9 +3,9 @@
 //
 // A family defines, for its Config,
 //   Shape          kPanelsQk, kPanelsV, kBytesK, kBytesV, kBytesQ, kBytesDo: of tiles in shared
-//                  memory; kConsumerWarps; kCopyThreads: those of the warps from 1 on that load what
-//                  no map describes; kLaneRows: statistics that a lane reads at a time, 2 or 4;
-//                  kBeginsWithZeros: whether the last stage of rows holds what a step before the
+//                  memory; kConsumerWarps; kCopyThreads: those of the warps from 1 on that load
+//                  what no map describes; kLaneRows: statistics that a lane reads at a time, 2 or
+//                  4; kBeginsWithZeros: whether the last stage of rows holds what a step before the
 //                  first one reads
 //   SharedStorage  k, v, q, d_o, lse, delta, rows_full, rows_empty; where a block has one tile of
 //                  keys, also tile, kv_full
@@ -160,8 +160,8 @@ __device__ __forceinline__ void FindTileOfBlock(KeyTile& shared_tile, const Para
   // A number is drawn from what attn_bwd_prep has cleared.
   if constexpr (Config::kDeterministic) ptx::griddepcontrol_wait();
   if (threadIdx.x < 32) {
-    const KeyTile tile = FindTile<Config>(
-        Config::kDeterministic ? DrawNumber<Config>(params) : blockIdx.x, params);
+    const KeyTile tile =
+        FindTile<Config>(Config::kDeterministic ? DrawNumber<Config>(params) : blockIdx.x, params);
     if (threadIdx.x == 0) shared_tile = tile;
   }
 }
@@ -191,7 +191,7 @@ struct alignas(4 * kCount) LaneRows {
 // zeros. By the warps from 1 on, kThreads in all.
 template <int kThreads, int kColumns, int kPanels, int kRows>
 __device__ __forceinline__ void CopyTile(u16 (*tile)[kRows][kPanelColumns], const void* source,
-                                         i64 row_stride, i64 valid_rows) {
+                                         i64 row_stride, int valid_rows) {
   constexpr int kWidth = kPanels * kPanelColumns;
 #pragma unroll 1
   for (int n = static_cast<int>(threadIdx.x) - 32; n < kRows * kWidth; n += kThreads) {
@@ -262,10 +262,14 @@ struct Loader {
 
   // ---- the copying warps
 
+  __device__ __forceinline__ int ExistingKeys(const KeyTile& tile) const {
+    return static_cast<int>(Min(SeqlenKv<Config>(params) - tile.kv_begin, i64{Config::kBlockN}));
+  }
+
   __device__ __forceinline__ void LoadKeysByThreads(const KeyTile& tile) {
     if ((params.sm90.by_threads & abi::kKvByThreads) != 0) {
       const abi::AttnFwdParams& core = params.core;
-      const i64 valid = SeqlenKv<Config>(params) - tile.kv_begin;
+      const int valid = ExistingKeys(tile);
       CopyTile<S::kCopyThreads, Config::kHeadDimQk, S::kPanelsQk>(
           shared.k, RowsOf(core.k, core.k_strides, tile.batch, tile.head_kv, tile.kv_begin),
           core.k_strides.seq, valid);
@@ -307,9 +311,9 @@ struct Loader {
     }
     if ((params.sm90.by_threads & abi::kQByThreads) != 0) {
       WaitForSlot(ring);
-      CopyTile<S::kCopyThreads, Config::kHeadDimQk, S::kPanelsQk>(shared.q[ring.stage],
-                                                 RowsOf(core.q, core.q_strides, tile.batch, h, row),
-                                                 core.q_strides.seq, valid);
+      CopyTile<S::kCopyThreads, Config::kHeadDimQk, S::kPanelsQk>(
+          shared.q[ring.stage], RowsOf(core.q, core.q_strides, tile.batch, h, row),
+          core.q_strides.seq, valid);
       CopyTile<S::kCopyThreads, Config::kHeadDimV, S::kPanelsV>(
           shared.d_o[ring.stage], RowsOf(gradients.d_o, gradients.d_o_strides, tile.batch, h, row),
           gradients.d_o_strides.seq, valid);

@@ -126,10 +126,10 @@ std::string ProductFunction(const Product& product, const Factor& type) {
   const int a_words = from_registers ? 4 * steps : 0;
   const int b_operand = registers + a_words + (from_registers ? 0 : 1);
   const bool on_request = product.sum == Product::kAddsOnRequest;
-  const std::string set_first =
-      product.sum == Product::kAdds ? ""
-      : on_request ? absl::StrCat("setp.ne.b64 first, %", b_operand + 1, ", 0; ")
-                   : "setp.ne.b32 first, 0, 0; ";
+  const std::string set_first = product.sum == Product::kAdds ? ""
+                                : on_request
+                                    ? absl::StrCat("setp.ne.b64 first, %", b_operand + 1, ", 0; ")
+                                    : "setp.ne.b32 first, 0, 0; ";
   std::string body = Line(absl::StrCat("{.reg .b64 ", from_registers ? "" : "a, ", "b; .reg .pred ",
                                        set_first.empty() ? "" : "first, ", "more;")) +
                      Line(absl::StrCat(set_first, "setp.ne.b32 more, 1, 0;"));
@@ -161,12 +161,11 @@ std::string ProductFunction(const Product& product, const Factor& type) {
                       product.sum == Product::kReplaces ? "; what d held is ignored"
                       : on_request                      ? "; without `adds` what d held is ignored"
                                                         : "",
-                      ".\n",
-                      "  static __device__ __forceinline__ void ", product.name, "(float (&d)[",
-                      registers, "], ", a_parameter, ", u64 ", product.b.name,
-                      on_request ? ", u64 adds" : "", ") {\n    asm volatile(\n", body, Line("}"), "        : ",
-                      Bindings("+f", "d", registers), "\n        : ", a_binding, ", \"l\"(",
-                      product.b.name, on_request ? "), \"l\"(adds" : "",
+                      ".\n", "  static __device__ __forceinline__ void ", product.name,
+                      "(float (&d)[", registers, "], ", a_parameter, ", u64 ", product.b.name,
+                      on_request ? ", u64 adds" : "", ") {\n    asm volatile(\n", body, Line("}"),
+                      "        : ", Bindings("+f", "d", registers), "\n        : ", a_binding,
+                      ", \"l\"(", product.b.name, on_request ? "), \"l\"(adds" : "",
                       ")\n        : \"memory\");\n  }\n");
 }
 

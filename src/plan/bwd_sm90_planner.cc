@@ -106,7 +106,8 @@ int64_t BwdSm90SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, i
     return RoundUp(panel_rows * kPanelRowBytes + rest, kSharedAlignment);
   }
   // The next K beside K, V, Q and dO, dS.
-  const int64_t rows = block_n * (panels + CeilDiv(dim_qk, kPanelColumns)) + stages * int64_t{block_m} * panels +
+  const int64_t rows = block_n * (panels + CeilDiv(dim_qk, kPanelColumns)) +
+                       stages * int64_t{block_m} * panels +
                        kDsStages * (block_m / kPanelColumns) * block_n;
   const int64_t stats = kStatsStages * int64_t{block_m} * 8;
   // A warp's part: rows of 16 and 64 columns, or all columns where warpgroups share rows.
