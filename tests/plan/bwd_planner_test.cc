@@ -141,6 +141,23 @@ TEST(BwdPlannerTest, WorkspaceGrowsWithRowsOnly) {
   }
 }
 
+TEST(BwdPlannerTest, OneBlockAMultiprocessorWalksOverTheKeys) {
+  AttentionArgs args;
+  args.batch = 4;
+  const auto grid = [&](const char* text, int64_t keys) {
+    const AttentionSpec spec = SpecOf(text);
+    const auto decision = BestFor(spec);
+    EXPECT_TRUE(decision.ok());
+    args.seqlen_q = args.seqlen_kv = keys;
+    const KernelPlan& plan = decision->plan;
+    return ComputeLaunchShape(plan, spec, args, PlanCall(plan, spec, args)).grid;
+  };
+  EXPECT_EQ(grid("bwd bf16 h=8 s=512 d=64", 100000), 132u);
+  EXPECT_EQ(grid("bwd bf16 h=8 s=512 d=64", 300), 4u * 8 * 3);
+  // Wide heads have a block for each tile.
+  EXPECT_EQ(grid("bwd bf16 h=8 s=512 d=256", 6400), 4u * 8 * 100);
+}
+
 TEST(BwdPlannerTest, PackedSequencesShareTheirSums) {
   const AttentionSpec spec = SpecOf("bwd bf16 b=64 h=2 s=4096 d=64 varlen layout=thd");
   const auto decision = BestFor(spec);
