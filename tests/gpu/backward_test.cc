@@ -68,7 +68,9 @@ std::vector<BackwardSpec> Specs() {
        {"bwd bf16 b=1 h=71/1 s=130/200 d=64 causal", "bwd bf16 b=3 h=2 s=1/1 d=64",
         "bwd fp16 b=2 h=2 s=64/0 d=32", "bwd bf16 b=1 h=2 s=300/100 d=128 causal",
         "bwd bf16 b=1 h=2 s=2100/1500 d=64 causal deterministic",
-        "bwd bf16 b=1 h=1 s=1100/2300 d=128 window=511,0"}) {
+        "bwd bf16 b=1 h=1 s=1100/2300 d=128 window=511,0",
+        // Many tiles of keys for each block, of one step or of none.
+        "bwd bf16 b=8 h=32 s=60/500 d=64", "bwd bf16 b=8 h=32 s=50/500 d=128 window=-1,30"}) {
     all.push_back({text});
   }
   all.push_back({"bwd bf16 b=4 h=4/2 s=300/320 d=64 varlen layout=thd causal",
