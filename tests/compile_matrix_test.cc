@@ -247,6 +247,46 @@ void AddSplitCases(std::vector<Case>& cases) {
   }
 }
 
+// Of attn_decode: head dims, groups that fill one to four tiles of rows and several warps, stored
+// bytes, pages within and across steps, policies.
+constexpr std::string_view kDecodeSpecs[] = {
+    "fwd bf16 b=16 h=32/8 s=1/8192 d=128",
+    "fwd bf16 b=16 h=8 s=1/8192 d=64 causal lse",
+    "fwd fp16 b=16 h=32/8 s=1/8192 d=72",
+    "fwd bf16 b=16 h=32/8 s=1/8192 d=192/128",
+    "fwd bf16 b=16 h=32/8 s=1/8192 d=256",
+    "fwd bf16 b=16 h=128/8 s=1/8192 d=128",
+    "fwd bf16 b=16 h=192/8 s=1/8192 d=128",
+    "fwd bf16 b=16 h=71/1 s=1/8192 d=64",
+    "fwd bf16 b=16 h=128/1 s=1/8192 d=128",
+    "fwd bf16 b=16 h=32/8 s=4/8192 d=128 causal lse varlen paged=16 sinks",
+    "fwd bf16 b=16 h=32/8 s=1/8192 d=128 varlen paged=1",
+    "fwd bf16 b=16 h=32/8 s=1/8192 d=128 varlen window=4095,0 left_padding cache_batch_idx",
+    "fwd bf16 b=16 h=32/8 s=1/8192 d=128 varlen causal left_padding lse",
+    "fwd bf16 b=16 h=32/8 s=1/8192 d=128 softcap=30 alibi",
+    "fwd bf16 b=16 h=32/8 s=1/8192 d=128 kv=e4m3 kv_scale=tensor",
+    "fwd bf16 b=16 h=32/8 s=1/8192 d=128 varlen paged=16 kv=e4m3 kv_scale=token",
+    "fwd fp16 b=16 h=32/8 s=1/8192 d=128 kv=int8 kv_scale=head lse",
+    "fwd bf16 b=16 h=32/8 s=1/8192 d=128 varlen batch_invariant",
+};
+constexpr std::string_view kDecodeWideSpecs[] = {
+    "fwd bf16 b=32 h=8/1 s=1/4096 d=576/512",
+    "fwd bf16 b=32 h=16/1 s=1/4096 d=576/512 varlen paged=64 causal lse",
+    "fwd bf16 b=32 h=32/8 s=1/4096 d=320/256",
+};
+
+void AddDecodeCases(std::vector<Case>& cases) {
+  for (std::string_view target : {"sm_80", "sm_90a"}) {
+    for (std::string_view spec : kDecodeSpecs) {
+      if (!g_slow && target == "sm_80" && spec != kDecodeSpecs[0]) continue;
+      cases.push_back({plan::Family::kDecode, std::string(spec), std::string(target)});
+    }
+  }
+  for (std::string_view spec : kDecodeWideSpecs) {
+    cases.push_back({plan::Family::kDecodeWide, std::string(spec), "sm_90a"});
+  }
+}
+
 // Every feature at one dim, every dim with the plain features, every target with one of each.
 void AddBwdCases(std::vector<Case>& cases) {
   const auto add = [&](plan::Family family, std::string_view feature, std::string_view dims,
@@ -290,6 +330,7 @@ std::vector<Case> Matrix() {
   AddDecodeSm90Cases(cases);
   AddSmallCases(cases);
   AddSplitCases(cases);
+  AddDecodeCases(cases);
   const auto add = [&](std::string_view feature, std::string_view dims, std::string_view target) {
     cases.push_back({plan::Family::kFwdSimple, SpecText(feature, dims), std::string(target)});
   };
