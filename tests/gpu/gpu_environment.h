@@ -99,7 +99,6 @@ struct CheckOptions {
   reference::Callables callables = {};
   int64_t row_limit = 4096;
   bool second_run = true;
-  double lse_bars = 1;  // how many times its bar LSE may be off
 };
 void CheckProblem(Runtime& runtime, cli::HostProblem& problem, device::StreamHandle stream,
                   const CheckOptions& options = {});
