@@ -18,6 +18,10 @@ namespace tilewright::plan {
 namespace {
 
 constexpr int64_t kMaxDim = 256;
+// Of two blocks of 256 threads on a multiprocessor: what ptxas finds room for in 128 registers, and
+// the shared memory that a block takes beside its own.
+constexpr int64_t kSharedAccumulators = 72;
+constexpr int64_t kBlockReserve = 1024;
 
 struct Tiles {
   int block_m;
@@ -55,6 +59,13 @@ int64_t Accumulators(const AttentionSpec& spec, const Tiles& tiles) {
   // S and dP, and with policies what they depend on.
   const int64_t per_pair = HasScorePolicies(spec) ? 3 : 2;
   return keys * (columns + per_pair * rows) / 32;
+}
+
+// Whether scores are products and one bias, to whose gradient pairs add.
+bool AddsToOneBias(const AttentionSpec& spec) {
+  return spec.bias.size() == 1 && spec.bias[0].gradient && !spec.deterministic &&
+         spec.softcap == 0 && !spec.alibi && spec.score_snippet.empty() &&
+         spec.mask_snippet.empty() && spec.dropout == 0 && spec.block_mask_q == 0 && !spec.varlen;
 }
 
 // Fills `refusal` and, where one change would do, `nearest`.
@@ -135,6 +146,7 @@ FamilyAnswer PlanBwdSm80(const PlanRequest& request) {
   const AttentionSpec& spec = request.spec;
   // Found by compiling (NVRTC 13.0, sm_90a): with more than these ptxas spills.
   const int64_t max_accumulators = HasScorePolicies(spec) ? 140 : 200;
+  const bool adds_to_bias = AddsToOneBias(spec);
   for (const Tiles& tiles : kChoices) {
     const int64_t smem =
         BwdSm80SmemBytes(tiles.block_m, tiles.block_n, tiles.stages, spec.dim_qk, spec.dim_v);
@@ -142,6 +154,11 @@ FamilyAnswer PlanBwdSm80(const PlanRequest& request) {
     if (Accumulators(spec, tiles) > max_accumulators) continue;
     // Eight warps and the widest heads leave too little for dQ.
     if (tiles.warps == 8 && spec.dim_qk + spec.dim_v > 480) continue;
+    // Additions to a bias are waited for, and another block may fill the time: for tuning to find
+    // out.
+    const bool share = adds_to_bias && tiles.warps == 8 && tiles.stages == 1 &&
+                       Accumulators(spec, tiles) <= kSharedAccumulators &&
+                       2 * (smem + kBlockReserve) <= request.traits.smem_per_sm;
     KernelPlan plan;
     plan.family = Family::kBwdSm80;
     plan.target = std::string(request.traits.target);
@@ -152,6 +169,7 @@ FamilyAnswer PlanBwdSm80(const PlanRequest& request) {
     plan.dq_row_warps = tiles.dq_row_warps;
     plan.stages = tiles.stages;
     plan.smem_bytes = smem;
+    if (share) plan.blocks = 2;
     plan.before = {PlanBwdPrep(plan.target, plan.block_m)};
     plan.after = {PlanBwdFinish(plan.target, plan.block_m)};
     const bool has_terms =
