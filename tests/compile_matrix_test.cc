@@ -182,6 +182,14 @@ void AddSm90Cases(std::vector<Case>& cases) {
     cases.push_back({plan::Family::kFwdSm90,
                      SpecText("bf16 h=8/1 varlen paged=16 causal lse", dims), "sm_90a"});
   }
+  // What stands beside the scores takes registers, most of all together.
+  for (std::string_view dims : {"64", "96", "128", "256"}) {
+    for (std::string_view feature :
+         {"bf16 h=8/4 varlen causal softcap=50 lse", "bf16 h=8/4 varlen causal lse",
+          "bf16 h=8/4 causal alibi", "bf16 h=8/4 window=1023,0 alibi lse"}) {
+      cases.push_back({plan::Family::kFwdSm90, SpecText(feature, dims), "sm_90a"});
+    }
+  }
   for (std::string_view dims : {"320", "320/256", "512", "576/512"}) {
     for (std::string_view feature : {kFeatures[0], kFeatures[1]}) {
       cases.push_back({plan::Family::kFwdSm90, SpecText(feature, dims), "sm_90a"});

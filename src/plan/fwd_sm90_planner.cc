@@ -183,22 +183,31 @@ int64_t MaxTileRegisters(const AttentionSpec& spec, int consumers, int block_n, 
   const bool wide = spec.dim_v > 256;  // O takes two products a step
   const int64_t policies = HasBiasAlone(spec)
                                ? BiasRegisters(spec, block_n) + (consumers == 1 ? 16 : 24)
-                           : HasPolicies(spec) && (block_n > 32 || wide) ? 64
+                           : HasPolicies(spec) && (block_n > 32 || wide) ? (block_n > 96 ? 72 : 64)
                                                                          : 0;
+  // Sums of an LSE beside the bounds of a mask.
+  const bool masked = spec::EffectiveWindowRight(spec) >= 0 || spec.window_left >= 0;
+  const int64_t sums = spec.lse && masked ? 8 : 0;
   switch (consumers) {
     case 1:
       return (blocks > 2 ? 96 : 160) - policies;
     case 4:
-      return 88 - policies;
+      return 88 - policies - (spec.varlen ? 2 * sums : 0);
     case 3: {
-      // Sums of an LSE beside the bounds of a mask.
-      const bool masked = spec::EffectiveWindowRight(spec) >= 0 || spec.window_left >= 0;
-      const bool cheap = HasSoftcapAlone(spec) && spec.window_left < 0;
-      return 132 - (cheap ? 0 : policies) - (spec.lse && masked ? 8 : 0);
+      const bool cheap = HasSoftcapAlone(spec) && spec.window_left < 0 && block_n <= 64 &&
+                         !spec.lse && !spec.varlen && !spec.sinks;
+      return 132 - (cheap ? 0 : policies) - (spec.varlen && block_n > 80 ? 4 * sums : sums);
     }
     default:
       return (wide || IsE4m3(spec) ? 188 : 208) - policies;
   }
+}
+
+// What MaxTileRegisters becomes more or less by where a thread keeps its part of Q, found likewise.
+int64_t RegistersBesideQueries(const AttentionSpec& spec, int block_n) {
+  if (spec.page_size != 0) return -16;  // the loader has them
+  if (!HasPolicies(spec) || block_n > 96) return 0;
+  return block_n > 32 ? 24 : -40;
 }
 
 struct Tile {
@@ -365,10 +374,7 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
     const int64_t queries = plan.q_in_registers ? RoundUp(spec.dim_qk, 16) / 4 : 0;
     return scores + weights + queries + (spec.dim_v + (plan.ones ? 8 : 0)) / 2 <=
            MaxTileRegisters(spec, tile.consumers, tile.block_n, tile.blocks) +
-               (queries == 0          ? 0
-                : spec.page_size != 0 ? -16  // the loader has them
-                : HasPolicies(spec)   ? 24
-                                      : 0);
+               (queries > 0 ? RegistersBesideQueries(spec, tile.block_n) : 0);
   };
   const auto fits_smem = [&] {
     plan.smem_bytes = FwdSm90SmemBytes(plan, spec.dim_qk, spec.dim_v, element_bytes);

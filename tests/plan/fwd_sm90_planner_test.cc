@@ -157,6 +157,7 @@ TEST(FwdSm90PlannerTest, QIsKeptInRegistersThatAreLeft) {
   EXPECT_TRUE(keeps("fwd bf16 b=2 h=16 s=8192 d=128"));
   EXPECT_TRUE(keeps("fwd bf16 b=2 h=16 s=8192 d=192/128 causal"));
   EXPECT_TRUE(keeps("fwd bf16 b=2 h=16 s=8192 d=128 causal alibi"));
+  EXPECT_FALSE(keeps("fwd bf16 b=2 h=16 s=8192 d=256 causal softcap=50"));
   // O and the scores take what there is; of four warpgroups a thread has half as many.
   EXPECT_FALSE(keeps("fwd bf16 b=2 h=16 s=8192 d=256"));
   EXPECT_FALSE(keeps("fwd bf16 b=2 h=16 s=8192 d=64"));
