@@ -11,6 +11,7 @@
 #include <string>
 
 #include "compile/compile_pool.h"
+#include "tests/support/sanitizers.h"
 #include "tests/support/standin_nvrtc.h"
 
 namespace tilewright::compile {
@@ -42,7 +43,7 @@ TEST_F(CompilerHelperTest, ACrashIsAnErrorAndTheNextCompileWorks) {
   for (const auto& crash : cases) {
     const absl::Status status = Compile(crash.word).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if TILEWRIGHT_ADDRESS_SANITIZER || TILEWRIGHT_THREAD_SANITIZER
     const std::string end = "the compiler's helper process";  // a sanitizer handles some itself
 #else
     const std::string end = "was killed by signal " + std::to_string(crash.signal);

@@ -851,8 +851,10 @@ class Drawer {
     s.batch = 1 + Below(5);
     const int64_t kv = 1 + Below(3);
     SetHeads(s, kv * Of<int64_t>({1, 1, 2, 3, 7}), kv);
-    SetLengths(s, Of<int64_t>({1, 7, 49, 64, 65, 130, 200}),
-               Of<int64_t>({1, 7, 49, 64, 65, 130, 257, 400}));
+    // One after the other: compilers differ in the order of arguments.
+    const int64_t seqlen_kv = Of<int64_t>({1, 7, 49, 64, 65, 130, 257, 400});
+    const int64_t seqlen_q = Of<int64_t>({1, 7, 49, 64, 65, 130, 200});
+    SetLengths(s, seqlen_q, seqlen_kv);
     const auto dim = [&] {
       return Of<int64_t>({1, 3, 7, 33, 36, 40, 64, 72, 96, 100, 128, 192, 261});
     };

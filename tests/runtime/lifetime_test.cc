@@ -18,6 +18,7 @@
 #include "tests/support/child_process.h"
 #include "tests/support/faulty_file_system.h"
 #include "tests/support/process_state.h"
+#include "tests/support/sanitizers.h"
 #include "tests/support/standin_nvrtc.h"
 #include "tests/support/temp_directory.h"
 
@@ -127,7 +128,7 @@ TEST_F(LifetimeTest, TenThousandShapesKeepMemoryAndModulesBounded) {
   EXPECT_EQ(driver_.live_libraries(), 4);
   EXPECT_EQ(runtime->counters().compiles, 6);
   EXPECT_GT(runtime->counters().evictions, 1000);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !TILEWRIGHT_ADDRESS_SANITIZER && !TILEWRIGHT_THREAD_SANITIZER
   EXPECT_LT(ResidentBytes() - before, int64_t{8} << 20);
 #endif
 }
@@ -229,7 +230,7 @@ TEST_F(LifetimeTest, TwoRuntimesOnOneStoreDoNotDisturbEachOther) {
 }
 
 TEST_F(LifetimeTest, AChildOfAForkMakesARuntimeOfItsOwn) {
-#if defined(__SANITIZE_THREAD__)
+#if TILEWRIGHT_THREAD_SANITIZER
   GTEST_SKIP() << "ThreadSanitizer starts no threads in a child of a program that has had some";
 #endif
   const auto runtime = Make(StandInOptions());

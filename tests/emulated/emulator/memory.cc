@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/emulated/emulator/cluster.h"
+#include "tests/support/sanitizers.h"
 
 namespace cuda_on_host {
 namespace {
@@ -296,7 +297,7 @@ void SetInFlight(int rank, size_t offset, size_t bytes, bool in_flight) {
 // What -fsanitize=thread calls before loads and stores, and what -fsanitize=undefined calls when
 // something is wrong. A program that is itself built with a sanitizer has these names already, for
 // its own use; kernels are then compiled without.
-#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+#if !TILEWRIGHT_THREAD_SANITIZER && !TILEWRIGHT_ADDRESS_SANITIZER
 namespace {
 
 [[noreturn]] void AbortWith(const std::string& what, const void* code) {
