@@ -18,10 +18,8 @@ namespace tilewright::plan {
 namespace {
 
 constexpr int64_t kMaxDim = 256;
-// Of two blocks of 256 threads on a multiprocessor: what ptxas finds room for in 128 registers, and
-// the shared memory that a block takes beside its own.
+// Of two blocks of 256 threads on a multiprocessor: what ptxas finds room for in 128 registers.
 constexpr int64_t kSharedAccumulators = 72;
-constexpr int64_t kBlockReserve = 1024;
 
 struct Tiles {
   int block_m;
@@ -156,9 +154,10 @@ FamilyAnswer PlanBwdSm80(const PlanRequest& request) {
     if (tiles.warps == 8 && spec.dim_qk + spec.dim_v > 480) continue;
     // Additions to a bias are waited for, and another block may fill the time: for tuning to find
     // out.
-    const bool share = adds_to_bias && tiles.warps == 8 && tiles.stages == 1 &&
-                       Accumulators(spec, tiles) <= kSharedAccumulators &&
-                       2 * (smem + kBlockReserve) <= request.traits.smem_per_sm;
+    const bool share =
+        adds_to_bias && tiles.warps == 8 && tiles.stages == 1 &&
+        Accumulators(spec, tiles) <= kSharedAccumulators &&
+        2 * (smem + request.traits.smem_reserved_per_block) <= request.traits.smem_per_sm;
     KernelPlan plan;
     plan.family = Family::kBwdSm80;
     plan.target = std::string(request.traits.target);

@@ -47,7 +47,7 @@ std::string RefusalOf(const PlanRequest& request) {
   if (!request.traits.has_wgmma || !request.traits.has_tma) {
     return absl::StrCat(std::string(request.traits.target), " has no wgmma and no bulk copies");
   }
-  if (!IsHalf(spec.type) || spec::OutType(spec) != spec.type || spec::KvType(spec) != spec.type) {
+  if (!HasOneHalfType(spec)) {
     return "Q, K, V and O must be of one type, fp16 or bf16";
   }
   if (spec.strided_innermost) return "strided_innermost: rows must be contiguous";
