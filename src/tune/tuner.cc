@@ -29,8 +29,8 @@ constexpr int kRounds = 20;         // and of what stays in the running
 constexpr int kConfirmRounds = 24;  // of the winner against the default
 // More of both, while kernels of a few microseconds lie within bands wider than a tie, and for so
 // long.
-constexpr int kMostRounds = 100;
-constexpr milliseconds kLongerRounds(150);
+constexpr int kMostRounds = 400;
+constexpr milliseconds kLongerRounds(300);
 constexpr int kMostDisturbed = 12;  // rounds to discard before taking them as they come
 constexpr milliseconds kPoll(20);   // of waiting for compiles
 // Of the budget, for giving back what was taken and for writing the record.
