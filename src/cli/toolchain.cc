@@ -63,8 +63,7 @@ absl::StatusOr<plan::Decision> Toolchain::Plan(const AttentionSpec& spec, const 
       tune::MakeEnvironment(board, traits.target, /*driver_version=*/0),
       plan::Candidates({spec, traits, board, options_.allow_fallback, family}, decision));
   if (found.plan.has_value()) {
-    decision.plan = *found.plan;
-    decision.tuned = found.ToText();
+    decision.TakeMeasured(*found.plan, found.ToText());
   }
   if (match != nullptr) *match = found;
   return decision;

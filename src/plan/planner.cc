@@ -26,6 +26,16 @@ std::string Name(Family family) { return std::string(FamilyName(family)); }
 
 }  // namespace
 
+void Decision::TakeMeasured(KernelPlan measured, std::string by) {
+  const KernelPlan& estimated = candidates.front();
+  if (measured != estimated) {
+    why = absl::StrCat(Name(measured.family), ": measured, as \"tuned\" says; the cost model's is ",
+                       estimated.ToString());
+  }
+  plan = std::move(measured);
+  tuned = std::move(by);
+}
+
 absl::StatusOr<Decision> BestOf(absl::Span<const FamilyRow> families, const PlanRequest& request) {
   Decision decision;
   std::string reasons;

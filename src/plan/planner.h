@@ -37,6 +37,10 @@ struct Decision {
   std::vector<Refusal> refusals;
   std::string why;        // one sentence
   bool fallback = false;  // the simple family, because no faster one could
+
+  // Takes the plan that a measurement chose, `by` saying which. `why` says so where it is another
+  // one than the model's.
+  void TakeMeasured(KernelPlan measured, std::string by);
 };
 
 // The plan to run. Unimplemented names why no family serves the spec, and the nearest that one

@@ -480,8 +480,7 @@ Tuning::Measure Runtime::Impl::ApplyTuning(const Tuning::Job& job, bool delibera
                                            plan::Decision* decision, bool* starts) {
   const Tuning::Verdict verdict = tuning->Judge(job.where, job.spec, job.candidates);
   if (verdict.match.plan.has_value()) {
-    decision->plan = *verdict.match.plan;
-    decision->tuned = verdict.match.ToText();
+    decision->TakeMeasured(*verdict.match.plan, verdict.match.ToText());
   }
   if (!verdict.why_not.empty()) {
     decision->tuned = absl::StrCat(decision->tuned, decision->tuned.empty() ? "" : "; ",
@@ -504,8 +503,7 @@ Tuning::Measure Runtime::Impl::ApplyTuning(const Tuning::Job& job, bool delibera
       return Tuning::Measure::kLater;
     }
   } else if (const auto winner = plan::ParsePlan(measured->record.winner); winner.ok()) {
-    decision->plan = *winner;
-    decision->tuned = DescribeMeasurement(measured->record);
+    decision->TakeMeasured(*winner, DescribeMeasurement(measured->record));
   }
   return Tuning::Measure::kNo;
 }
@@ -567,8 +565,7 @@ void Runtime::Impl::Swap(const Tuning::Job& job, const SpecKey& key, const plan:
   const absl::StatusOr<plan::KernelPlan> winner = plan::ParsePlan(record.winner);
   if (!winner.ok()) return;
   plan::Decision decision = before;
-  decision.plan = *winner;
-  decision.tuned = DescribeMeasurement(record);
+  decision.TakeMeasured(*winner, DescribeMeasurement(record));
   SwapTo(job.where, key, std::move(decision));
 }
 

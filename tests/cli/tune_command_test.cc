@@ -71,6 +71,8 @@ TEST_F(TuneCommandTest, ExplainSaysWhichRecordMatchedAndHow) {
   const Outcome exact = Invoke({"explain", kSpec});
   EXPECT_EQ(exact.exit_code, 0) << exact.err;
   EXPECT_THAT(exact.out, HasSubstr("plan      " + record.winner));
+  EXPECT_THAT(exact.out, HasSubstr(": measured, as \"tuned\" says; the cost model's is " +
+                                   record.default_plan));
   EXPECT_THAT(exact.out, HasSubstr("tuned     exact record (user) of fwd bf16"));
   const Json json =
       Invoke({"explain", "fwd bf16 b=2 h=8/8 s=2048/2048 d=64/64 causal", "--json"}).json();
