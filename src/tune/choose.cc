@@ -73,7 +73,7 @@ Choice Choose(const Rounds& rounds, const std::vector<bool>& eligible) {
   const auto band_to = [&](size_t n) {
     return std::max(kTie, std::max(relative[n].band, relative[best_index].band));
   };
-  choice.index = static_cast<int>(best_index);
+  choice.index = choice.quickest = static_cast<int>(best_index);
   // The default comes first, so that the first one within the band is the default where it is.
   for (size_t n = 0; n < rounds.size(); ++n) {
     if (!eligible[n] || relative[n].samples == 0) continue;

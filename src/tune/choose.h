@@ -42,7 +42,8 @@ Estimate RelativeTo(absl::Span<const double> candidate, absl::Span<const double>
 // leave out candidates (wrong results); the default may be one of them.
 struct Choice {
   int index = 0;
-  double relative = 1;  // its time over the default's
+  int quickest = 0;     // by its median, whatever the bands say
+  double relative = 1;  // time of `index` over the default's
   double band = 0;      // noise band that ties were judged by, at least kTie
 };
 Choice Choose(const Rounds& rounds, const std::vector<bool>& eligible);

@@ -27,8 +27,8 @@ constexpr int kLeastRounds = 10;    // samples before anything is decided
 constexpr int kFewestRounds = 3;    // at the end of the budget
 constexpr int kRounds = 20;         // and of what stays in the running
 constexpr int kConfirmRounds = 24;  // of the winner against the default
-// More of both, while kernels of a few microseconds lie within bands wider than a tie, and for so
-// long.
+// More of both, while kernels of a few microseconds lie within bands wider than a tie or on the
+// edge of one, and for so long.
 constexpr int kMostRounds = 400;
 constexpr milliseconds kLongerRounds(300);
 constexpr int kMostDisturbed = 12;  // rounds to discard before taking them as they come
@@ -64,6 +64,12 @@ bool AreNeighbours(const plan::KernelPlan& a, const plan::KernelPlan& b) {
   const int differences = (a.block_n != b.block_n ? 1 : 0) + (shape(a) != shape(b) ? 1 : 0) +
                           (a.stages != b.stages ? 1 : 0);
   return a.family == b.family && differences <= 1;
+}
+
+// Whether more rounds would hardly change that a candidate is, or is not, quicker by more than a
+// tie.
+bool IsClear(const Estimate& relative) {
+  return relative.band <= kTie && std::abs(relative.median * (1 + kTie) - 1) > relative.band;
 }
 
 // What is not worth finding out a second time.
@@ -441,7 +447,7 @@ absl::StatusOr<bool> Tuner::Session::ConfirmBeatsDefault(size_t index, double* r
     const auto done = static_cast<int>(rounds[0].size());
     if (done >= kFewestRounds && TimeIsUp(deadline_)) break;
     if (done >= kConfirmRounds &&
-        (tuner_.now_() >= longer || RelativeTo(rounds[index], rounds[0]).band <= kTie)) {
+        (tuner_.now_() >= longer || IsClear(RelativeTo(rounds[index], rounds[0])))) {
       break;
     }
     TILEWRIGHT_RETURN_IF_ERROR(TimeRound(two, rounds).status());
@@ -481,7 +487,9 @@ absl::Status Tuner::Session::Measure(size_t best) {
     const Choice so_far = Choose(rounds_, running);
     best_ = candidates_[static_cast<size_t>(so_far.index)].result.plan;
     best_relative_ = so_far.relative;
-    clear = so_far.band <= kTie;
+    clear = so_far.band <= kTie &&
+            (so_far.quickest == 0 ||
+             IsClear(RelativeTo(rounds_[static_cast<size_t>(so_far.quickest)], rounds_[0])));
     Report(Progress::Stage::kTiming);
   }
   record_.rounds += static_cast<int>(rounds_[0].size());
