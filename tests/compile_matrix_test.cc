@@ -220,6 +220,8 @@ constexpr std::string_view kSmallSpecs[] = {
     "fwd bf16 b=4096 h=4 s=49 d=32",
     "fwd fp16 b=4096 h=4 s=49 d=32 bias=fp16:1,4,49,49 bias=fp16:64,1,49,49",
     "fwd bf16 b=4096 h=4 s=49 d=32 bias=bf16:1,4,49,49 mask=bool:64,1,49,49",
+    "fwd bf16 b=384 h=4 s=384 d=32 bias=bf16:1,4,384,384 mask=bool:384,1,1,384",
+    "fwd fp16 b=64 h=8 s=256 d=64 bias=fp16:1,8,256,256 lse",
     "fwd bf16 b=4096 h=8/2 s=25 d=64 causal alibi softcap=30 sinks lse",
     "fwd fp16 b=4096 h=8 s=16/60 d=128 varlen layout=thd dropout=0.1",
     "fwd bf16 b=4096 h=2 s=64 d=33/10 lse",

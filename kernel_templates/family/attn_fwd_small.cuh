@@ -12,10 +12,13 @@
 //           that its divisions and its sizes cost no other thread instructions or registers.
 // Teams     A block has kTeams, which have nothing in common but the terms; each walks tiles of its
 //           own.
-// Terms     Bias terms and masks do not depend on Q and K. With Config::kKeptTerms they are added
-//           up once, to one fp32 number per element, -inf where a key is masked, and kept in shared
-//           memory if all of the block's tiles have the same and one block of keys: the tables of
-//           windowed attention serve many batches. The first team makes them.
+// Terms     Bias terms and masks do not depend on Q and K. Those of Config::kKeptTerms are added up
+//           once, -inf where a key is masked, and kept in shared memory if all of the block's tiles
+//           have the same and no more than kTermKeys keys: the tables of windowed attention serve
+//           many batches, and so does the pair bias of a protein. All teams make them. One term of
+//           16 bits stays as it is (kPackedTerms), several are summed as fp32.
+//           Masks that are not kept look at the key alone; what they keep of the next visit is
+//           found, as a bit for each key, while this one is attended to.
 // Barriers  One of a team's threads a visit, when its copies have arrived and the visit before has
 //           been read. One of all threads when the terms have been made.
 // NaN, Inf  A tile whose O comes out non-finite is visited once more, with masks by selection (a
@@ -28,6 +31,7 @@
 //             v      [2][kBlockN][pitch]
 //             visits [3]                   this one, the next, and the one after (before that is
 //                                          found: the one before)
+//             keep   [2][kBlockN / 32]     keys that masks keep which are not among the terms
 //           terms  [m16 tiles][n8 tiles][32 lanes]
 #ifndef TILEWRIGHT_FAMILY_ATTN_FWD_SMALL_CUH_
 #define TILEWRIGHT_FAMILY_ATTN_FWD_SMALL_CUH_
@@ -59,9 +63,22 @@ using Rows = HalfRows<Config, Config::kStepKeys>;
 template <class Config>
 inline constexpr bool kAllRowsAlike = Config::Mask::kIsEmpty&& Config::KvRows::kIsDense;
 
-// Of a lane's four elements of an m16n8 tile.
+// The terms that are kept, by the policies of a Config with no others.
+template <class Config>
+struct OfKeptTerms : Config {
+  using Score = typename Config::KeptScore;
+  using Mask = typename Config::KeptMask;
+};
+
+// Of a lane's four elements of an m16n8 tile, or, packed as 16 bits, of two tiles side by side.
 struct alignas(16) Term {
-  float c[4];
+  u32 word[4];
+};
+
+// Whether other masks than the kept ones have to be asked.
+template <class Config>
+concept HasOtherMasks = requires {
+  requires !Config::OtherMask::kIsEmpty;
 };
 
 // Whether the same tile of another batch has as many rows, and the same blocks of keys.
@@ -97,9 +114,10 @@ struct Distance {
     distance.k = distance.b * params.core.k_strides.batch;
     distance.v = distance.b * params.core.v_strides.batch;
     distance.o = distance.b * params.core.o_strides.batch;
-    if constexpr (Config::kKeptTerms > 0) {
+    if constexpr (Config::kKeptTerms != 0) {
 #pragma unroll
-      for (int term = 0; term < Config::kKeptTerms; ++term) {
+      for (int term = 0; Config::kKeptTerms >> term != 0; ++term) {
+        if ((Config::kKeptTerms >> term & 1) == 0) continue;
         const abi::BiasArgs& bias = params.bias[term];
         const bool repeats = Remainder(distance.b, bias.batch_div * bias.batch_mod) == 0;
         distance.same_terms = distance.same_terms && (bias.stride_batch == 0 || repeats);
@@ -195,7 +213,7 @@ struct alignas(16) Visit {
     const abi::AttnFwdParams& core = params.core;
     q = RowAt(static_cast<const Element*>(core.q), core.q_strides);
     o = RowAt(static_cast<Element*>(core.o), core.o_strides);
-    kept_terms = distance.same_terms && walk.end - walk.begin <= 1;
+    kept_terms = distance.same_terms && walk.end * Config::kBlockN <= Config::kTermKeys;
     FindKeys(params);
   }
   template <class Params>
@@ -240,13 +258,14 @@ struct TeamStorage {
   alignas(16) Element k[2][Config::kBlockN][Rows<Config>::kPitchQk];
   alignas(16) Element v[2][Config::kBlockN][Rows<Config>::kPitchV];
   Visit<Config> visits[3];
+  u32 keep[2][(Config::kBlockN + 31) / 32];
   bool failed[2][kThreads<Config> / 32];  // of each warp: a tile of this visit, or the one before
 };
 
 template <class Config>
 struct SharedStorage {
   static constexpr int kTermTiles =
-      Config::kKeptTerms > 0 ? Config::kBlockM / 16 * Config::kBlockN / 8 : 0;
+      Config::kBlockM / 16 * Config::kTermKeys / 8 / (Config::kPackedTerms ? 2 : 1);
 
   TeamStorage<Config> teams[Config::kTeams];
   Term terms[kTermTiles + 1][32];  // one more, for there are no arrays of nothing
@@ -355,15 +374,40 @@ struct Copier {
   }
 };
 
-// When the terms have been made, once in all threads.
-template <class Config>
-__device__ __forceinline__ void SyncTerms() {
-  ptx::bar_sync(1 + Config::kTeams, Config::kWarps * 32);
-}
+// Which keys of a visit the masks keep that are not among the terms: a thread asks for some, and
+// the answers are put together when they have arrived.
+template <class Config, class Params>
+struct OtherMasks {
+  static constexpr int kSteps =
+      HasOtherMasks<Config> ? (Config::kBlockN + kThreads<Config> - 1) / kThreads<Config> : 0;
+  bool kept[kSteps + 1];
+
+  __device__ __forceinline__ OtherMasks(const Visit<Config>& visit, const Params& params) {
+    if constexpr (kSteps > 0) {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const int key = step * kThreads<Config> + ThreadOfTeam<Config>();
+        kept[step] = visit.exists && key < visit.keys &&
+                     Config::OtherMask::Keep(visit.problem, 0, visit.kv_begin() + key, params);
+      }
+    }
+  }
+  __device__ __forceinline__ void Store(u32* keep) const {
+    if constexpr (kSteps > 0) {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const u32 bits = __ballot_sync(kAllLanes, kept[step]);
+        const int word = (step * kThreads<Config> + ThreadOfTeam<Config>()) / 32;
+        if (threadIdx.x % 32 == 0 && word < Config::kBlockN / 32) keep[word] = bits;
+      }
+    }
+  }
+};
 
 // The keys of a visit, by one warp.
 template <class Config, class Params>
 struct Attention {
+  using Element = typename Config::Element;
   using Scores = typename Rows<Config>::ScoreTile;
   static constexpr int kMTiles = Rows<Config>::kMTiles;
   static constexpr int kNTiles = Config::kStepKeys / 8;
@@ -378,40 +422,26 @@ struct Attention {
   int q_slot;
   int slot;
 
-  // `makes_terms`: of the first visit of the team that makes them; `awaits_terms`: of the first of
-  // any team.
-  __device__ __forceinline__ void Run(bool makes_terms, bool awaits_terms) const {
+  __device__ __forceinline__ void Run() const {
     const HeadPolicies<Config, Params> policies(visit.problem, params);
     const int steps = (visit.keys + Config::kStepKeys - 1) / Config::kStepKeys;
     if (visit.careful) {
       ZeroUnseenValues<Config>(shared.v[slot], visit.problem, visit.q_begin, visit.kv_begin(),
                                params);
     }
-    // Terms are the policies of scores that are 0: by the same code, before the steps themselves.
 #pragma unroll 1
-    for (int n = makes_terms ? -steps : 0; n < steps; ++n) {
-      const bool of_terms = Config::kKeptTerms > 0 && n < 0;
-      if (Config::kKeptTerms > 0 && awaits_terms && n == 0) SyncTerms<Config>();
-      const int step = of_terms ? n + steps : n;
+    for (int step = 0; step < steps; ++step) {
       Scores scores;
-      if (of_terms) {
-        ClearTile(scores);
-      } else {
-        rows.Scores(scores, &shared.q[q_slot][Rows<Config>::FirstRow()][0],
-                    &shared.k[slot][step * Config::kStepKeys][0]);
-      }
-      if (Config::kKeptTerms > 0 && !of_terms && visit.kept_terms && !visit.careful) {
+      rows.Scores(scores, &shared.q[q_slot][Rows<Config>::FirstRow()][0],
+                  &shared.k[slot][step * Config::kStepKeys][0]);
+      if (Config::kKeptTerms != 0 && visit.kept_terms && !visit.careful) {
         AddTerms(scores, step);
       } else if (kKeysOnly) {
         MaskKeys(scores, step);
       } else {
-        Apply(scores, policies, step, of_terms);
+        Apply(scores, policies, step);
       }
-      if (of_terms) {
-        StoreTerms(scores, step);
-      } else {
-        AddValues(scores, policies, step);
-      }
+      AddValues(scores, policies, step);
     }
     // Few steps overflow where many would, and what overflows is computed again.
     if (visit.keys == Config::kBlockN) rows.Raise();
@@ -423,29 +453,94 @@ struct Attention {
     return kKeysOnly ? rows.HasNonFiniteSums() : rows.NonFinite();
   }
 
-  __device__ __forceinline__ Term& TermOf(int step, int m, int n) const {
-    const int tile = ThreadOfTeam<Config>() / 32 * kMTiles + m;
-    return terms[tile * (Config::kBlockN / 8) + step * kNTiles + n][threadIdx.x % 32];
+  // Terms are the policies of scores that are 0. Of this team: every kTeams-th step of the keys.
+  __device__ __forceinline__ void MakeTerms(int team) const {
+    using Kept = OfKeptTerms<Config>;
+    const HeadPolicies<Kept, Params> policies(visit.problem, params);
+    const int keys = visit.walk.end * Config::kBlockN;
+#pragma unroll 1
+    for (int key = team * Config::kStepKeys; key < keys;
+         key += Config::kTeams * Config::kStepKeys) {
+      Scores terms_of_step;
+      ClearTile(terms_of_step);
+      ApplyPolicies<Kept>(terms_of_step, policies, visit.problem,
+                          visit.q_begin + Rows<Config>::FirstRow(), key, false, params);
+      StoreTerms(terms_of_step, key / 8);
+    }
   }
-  __device__ __forceinline__ void StoreTerms(const Scores& scores, int step) const {
+
+  // Of tiles of keys from `key_tile` on; a packed one is of two.
+  __device__ __forceinline__ Term& TermOf(int m, int key_tile) const {
+    constexpr int kTiles = Config::kPackedTerms ? 2 : 1;
+    const int tile = ThreadOfTeam<Config>() / 32 * kMTiles + m;
+    return terms[(tile * (Config::kTermKeys / 8) + key_tile) / kTiles][threadIdx.x % 32];
+  }
+  __device__ __forceinline__ void StoreTerms(const Scores& scores, int key_tile) const {
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
+      if constexpr (Config::kPackedTerms) {
 #pragma unroll
-      for (int n = 0; n < kNTiles; ++n) {
-        const float(&s)[4] = scores[m][n];
-        TermOf(step, m, n) = {{s[0], s[1], s[2], s[3]}};
+        for (int n = 0; n < kNTiles; n += 2) {
+          const float(&s)[4] = scores[m][n];
+          const float(&t)[4] = scores[m][n + 1];
+          using Ops = typename Rows<Config>::Ops;
+          TermOf(m, key_tile + n) = {{Ops::Pack(s[1], s[0]), Ops::Pack(s[3], s[2]),
+                                      Ops::Pack(t[1], t[0]), Ops::Pack(t[3], t[2])}};
+        }
+      } else {
+#pragma unroll
+        for (int n = 0; n < kNTiles; ++n) {
+          const float(&s)[4] = scores[m][n];
+          TermOf(m, key_tile + n) = {
+              {BitsOfFloat(s[0]), BitsOfFloat(s[1]), BitsOfFloat(s[2]), BitsOfFloat(s[3])}};
+        }
       }
     }
   }
   __device__ __forceinline__ void AddTerms(Scores& scores, int step) const {
     const float scale = Config::Score::kIdentity ? 1.f : params.core.scale;
+    const int key_tile = visit.n * (Config::kBlockN / 8) + step * kNTiles;
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
+      if constexpr (Config::kPackedTerms) {
 #pragma unroll
-      for (int n = 0; n < kNTiles; ++n) {
-        const Term term = TermOf(step, m, n);
+        for (int n = 0; n < kNTiles; n += 2) {
+          const Term term = TermOf(m, key_tile + n);
 #pragma unroll
-        for (int c = 0; c < 4; ++c) scores[m][n][c] = scores[m][n][c] * scale + term.c[c];
+          for (int c = 0; c < 8; ++c) {
+            float& s = scores[m][n + c / 4][c % 4];
+            s = s * scale +
+                static_cast<float>(Element{static_cast<u16>(term.word[c / 2] >> (c % 2 * 16))});
+          }
+        }
+      } else {
+#pragma unroll
+        for (int n = 0; n < kNTiles; ++n) {
+          const Term term = TermOf(m, key_tile + n);
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {
+            scores[m][n][c] = scores[m][n][c] * scale + FloatOfBits(term.word[c]);
+          }
+        }
+      }
+    }
+    if constexpr (HasOtherMasks<Config>) MaskOthers(scores, step);
+  }
+
+  // By the bits of OtherMasks.
+  __device__ __forceinline__ void MaskOthers(Scores& scores, int step) const {
+    const int key = step * Config::kStepKeys;
+    const u32 keep = shared.keep[slot][key / 32] >> (key % 32 + ColumnOf(0, 0));
+#pragma unroll
+    for (int n = 0; n < kNTiles; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const bool kept = keep >> (n * 8 + c) & 1;
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m) {
+          scores[m][n][c] = kept ? scores[m][n][c] : -Infinity();
+          scores[m][n][c + 2] = kept ? scores[m][n][c + 2] : -Infinity();
+        }
       }
     }
   }
@@ -469,13 +564,12 @@ struct Attention {
   }
 
   __device__ __forceinline__ void Apply(Scores& scores,
-                                        const HeadPolicies<Config, Params>& policies, int step,
-                                        bool masks) const {
+                                        const HeadPolicies<Config, Params>& policies,
+                                        int step) const {
     const i64 kv_begin = visit.kv_begin() + step * Config::kStepKeys;
     const i64 kv_end = kv_begin + Config::kStepKeys;
     const bool whole =
-        !masks && Config::KvRows::kIsDense && Config::Mask::kKnowsFull &&
-        kv_end <= visit.problem.seqlen_kv &&
+        Config::KvRows::kIsDense && Config::Mask::kKnowsFull && kv_end <= visit.problem.seqlen_kv &&
         Config::Mask::Full(visit.problem, visit.q_begin, visit.q_end(), kv_begin, kv_end, params);
     if (!Config::Score::kIdentity || !whole) {
       ApplyPolicies<Config>(scores, policies, visit.problem,
@@ -516,6 +610,8 @@ __device__ __forceinline__ void Run(const Params& params) {
   static_assert(Config::kRowsPerWarp % 16 == 0);
   static_assert(Config::kStepKeys % 16 == 0 && Config::kStepKeys % (4 * Config::kRunKeys) == 0);
   static_assert(Config::kBlockN % Config::kStepKeys == 0);
+  static_assert(Config::kTermKeys % Config::kBlockN == 0);
+  static_assert(!HasOtherMasks<Config> || Config::kBlockN % 32 == 0);
   extern __shared__ __align__(16) u8 shared_bytes[];
   auto& storage = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
   const int team = static_cast<int>(threadIdx.x) / kThreads<Config>;
@@ -549,8 +645,12 @@ __device__ __forceinline__ void Run(const Params& params) {
     visits[0] = visit;
     for (bool& failed : shared.failed[1]) failed = false;
   }
-  bool awaits_terms = Config::kKeptTerms > 0 && storage.distance.same_terms;
-  SyncTeam<Config>();
+  bool makes_terms = Config::kKeptTerms != 0;
+  if constexpr (Config::kKeptTerms != 0) {
+    __syncthreads();
+  } else {
+    SyncTeam<Config>();
+  }
   for (int turn = 0;; turn ^= 1) {
     const Visit<Config>& visit = visits[at];
     const Visit<Config>& next = visits[(at + 1) % 3];
@@ -578,14 +678,24 @@ __device__ __forceinline__ void Run(const Params& params) {
     }
     CommitCopies<Config>();
     if (is_first) follow((at + 1) % 3);
+    OtherMasks<Config, Params> masks(next, params);
+    if constexpr (Config::kKeptTerms != 0) {
+      if (makes_terms) {
+        // Behind the first copies. The visits of all tiles of the block have the same terms.
+        const Visit<Config>& first = storage.teams[0].visits[0];
+        if (first.exists && first.kept_terms) {
+          Attention<Config, Params>{shared, storage.terms, params, rows, first, 0, 0}.MakeTerms(
+              team);
+        }
+        makes_terms = false;
+        __syncthreads();
+      }
+    }
     bool fails_here = false;
     if (!idle) {
       if (visit.first) rows.Start();
       if (visit.keys > 0) {
-        const bool makes_terms = awaits_terms && team == 0 && visit.kept_terms;
-        Attention<Config, Params>{shared, storage.terms, params, rows, visit, q_slot, slot}.Run(
-            makes_terms, awaits_terms);
-        awaits_terms = false;
+        Attention<Config, Params>{shared, storage.terms, params, rows, visit, q_slot, slot}.Run();
       }
       if (last) {
         const bool fails = Attention<Config, Params>::Failed(rows);
@@ -597,12 +707,12 @@ __device__ __forceinline__ void Run(const Params& params) {
       }
     }
     if (threadIdx.x % 32 == 0) shared.failed[turn][ThreadOfTeam<Config>() / 32] = fails_here;
+    masks.Store(shared.keep[slot ^ 1]);
     idle = false;
     if (last) q_slot ^= 1;
     slot ^= 1;
     at = (at + 1) % 3;
   }
-  if (awaits_terms) SyncTerms<Config>();  // a team without keys
 }
 
 }  // namespace fwd_small

@@ -87,10 +87,10 @@ std::string PlanName(const KernelPlan& plan) {
                           plan.shared_stages != 0 ? absl::StrCat("or", plan.shared_stages) : "",
                           plan.chunk != 0 ? absl::StrCat("c", plan.chunk) : "");
     case Family::kFwdSmall:
-      return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "k", plan.step,
-                          "s", plan.stages,
-                          plan.kept_terms != 0 ? absl::StrCat("kt", plan.kept_terms) : "",
-                          plan.narrow_rows ? "narrow" : "");
+      return absl::StrCat(
+          "m", plan.block_m, "n", plan.block_n, "w", plan.warps, "k", plan.step, "s", plan.stages,
+          plan.kept_terms != 0 ? absl::StrCat("kt", plan.kept_terms, "k", plan.kept_keys) : "",
+          plan.packed_terms ? "packed" : "", plan.narrow_rows ? "narrow" : "");
     case Family::kFwdSm90:
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "s", plan.stages, "x", plan.cluster,
                           plan.blocks > 1 ? absl::StrCat("b", plan.blocks) : "",
@@ -284,6 +284,23 @@ class Policies {
         .Bool("kDeterministic", spec_.deterministic);
   }
 
+  // The bias terms of the set `kept`, with the masks that are no bias terms, and the other masks.
+  void WriteKeptTerms(int kept, ConfigWriter& config) const {
+    std::vector<std::string> scores, masks = masks_, others;
+    for (size_t n = 0; n < spec_.bias.size(); ++n) {
+      const bool is_kept = (kept >> n & 1) != 0;
+      if (spec_.bias[n].type != ElementType::kBool) {
+        if (is_kept) scores.push_back(BiasPolicy(n));
+      } else if (!is_kept) {
+        others.push_back(BiasPolicy(n));
+        masks.erase(std::find(masks.begin(), masks.end(), others.back()));
+      }
+    }
+    config.Chain("KeptScore", "ScoreChain", scores)
+        .Chain("KeptMask", "MaskChain", masks)
+        .Chain("OtherMask", "MaskChain", others);
+  }
+
   // What attn_combine needs of them.
   void WriteForRows(bool with_mask, ConfigWriter& config) const {
     config.Using("Lengths", LengthsType());
@@ -308,13 +325,17 @@ class Policies {
     for (size_t n = 0; n < spec_.bias.size(); ++n) {
       includes_.insert("policy/bias_terms.cuh");
       if (spec_.bias[n].type == ElementType::kBool) continue;  // AddMasks
-      scores_.push_back(
-          absl::StrCat("ScoreBias<", n, ", ", Piece(DeviceTypeName(spec_.bias[n].type)), ">"));
+      scores_.push_back(BiasPolicy(n));
     }
     if (spec_.alibi) {
       scores_.push_back(absl::StrCat("ScoreAlibi<", align_, ">"));
       includes_.insert("policy/score_alibi.cuh");
     }
+  }
+
+  std::string BiasPolicy(size_t n) const {
+    if (spec_.bias[n].type == ElementType::kBool) return absl::StrCat("MaskBias<", n, ">");
+    return absl::StrCat("ScoreBias<", n, ", ", Piece(DeviceTypeName(spec_.bias[n].type)), ">");
   }
 
   std::string LengthsType() const {
@@ -344,8 +365,7 @@ class Policies {
       includes_.insert("policy/mask_block.cuh");
     }
     for (size_t n = 0; n < spec_.bias.size(); ++n) {
-      if (spec_.bias[n].type == ElementType::kBool)
-        masks_.push_back(absl::StrCat("MaskBias<", n, ">"));
+      if (spec_.bias[n].type == ElementType::kBool) masks_.push_back(BiasPolicy(n));
     }
     if (!spec_.mask_snippet.empty()) {
       masks_.push_back("MaskUser");
@@ -454,8 +474,10 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
           .Int("kStepKeys", plan.step)
           .Int("kStages", plan.stages)
           .Int("kKeptTerms", plan.kept_terms)
+          .Int("kTermKeys", plan.kept_keys)
+          .Bool("kPackedTerms", plan.packed_terms)
           .Bool("kNarrowRows", plan.narrow_rows)
-          .Int("kRunKeys", plan.kept_terms > 0 ? 2 : RunKeys(spec, plan));
+          .Int("kRunKeys", plan.kept_terms != 0 ? 2 : RunKeys(spec, plan));
       break;
     case Family::kFwdSm80:
       config.Int("kColumnWarps", plan.column_warps)
@@ -539,6 +561,7 @@ std::string ConfigText(const AttentionSpec& spec, const KernelPlan& plan,
   }
   config.Section("policies");
   policies.Write(config);
+  if (plan.kept_terms != 0) policies.WriteKeptTerms(plan.kept_terms, config);
   if (spec.operation == Operation::kBackward) policies.WriteGradients(config);
   return config.Finish("Config");
 }

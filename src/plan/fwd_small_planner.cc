@@ -3,7 +3,8 @@
 // A warp owns 16 to 48 rows; a team has warps for all rows of a sequence, and walks many of them.
 // What the tables of windowed attention add is kept for all of them where that is possible: then
 // the number of blocks is a multiple of the (batch, head) after which they repeat, and a block has
-// several teams, so that more of them find room on a multiprocessor.
+// several teams, so that more of them find room on a multiprocessor. Longer sequences are served
+// where they share a bias, of which a block keeps the rows of one tile.
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
@@ -18,12 +19,15 @@ namespace tilewright::plan {
 namespace {
 
 constexpr int64_t kMaxDim = 128;
-constexpr int64_t kMaxRows = 160;
-constexpr int64_t kMaxKeys = 160;
+constexpr int64_t kMaxRows = 160;  // and keys
 // With bias terms measured up to here; longer ones must ask for the family.
 constexpr int64_t kManyBiased = 64;
 constexpr int kMostTeams = 4;
+// Of longer sequences: keys of a visit, and batches that are worth keeping a bias for.
+constexpr int kLongBlockN = 64;
+constexpr int64_t kManyBatches = 32;
 constexpr int kMostThreads = 1024;
+constexpr size_t kMostTerms = 16;  // that may be kept
 constexpr int kStepKeys = 32;
 constexpr int kStepKeysOf48 = 16;  // with 48 rows a warp, for the registers
 // sizeof(Visit), sizeof(Distance).
@@ -41,16 +45,50 @@ int64_t TeamsOf(const KernelPlan& plan) { return plan.warps * plan.rows_per_warp
 // mma/tile_copy.cuh
 int64_t Pitch(int64_t columns) { return 8 * (RoundUp(columns, 8) / 8 | 1); }
 
-// Bias terms whose sum the kernel keeps: all of them, where nothing else has a say in a score and
-// no term differs between all batches.
+// Whether batches come back to the same elements of a term.
+bool Repeats(const AttentionSpec& spec, const BiasTerm& term) {
+  return term.batch == 1 || (term.batch < spec.batch && term.batch_map == BatchMap::kMod);
+}
+
+// The bias terms whose sum the kernel keeps, bit n for term n: those that repeat, where nothing
+// else has a say in a score but masks that look at the key alone.
 int KeptTerms(const AttentionSpec& spec) {
-  const bool others = spec.alibi || spec.softcap != 0 || !spec.score_snippet.empty() ||
-                      !spec.mask_snippet.empty() || spec.block_mask_q != 0 || spec.varlen ||
-                      spec.left_padding;
-  const bool repeats = std::all_of(spec.bias.begin(), spec.bias.end(), [&](const BiasTerm& term) {
-    return term.batch == 1 || (term.batch < spec.batch && term.batch_map == BatchMap::kMod);
-  });
-  return others || !repeats ? 0 : static_cast<int>(spec.bias.size());
+  if (spec.alibi || spec.softcap != 0 || !spec.score_snippet.empty() ||
+      !spec.mask_snippet.empty() || spec.block_mask_q != 0 || spec.varlen || spec.left_padding) {
+    return 0;
+  }
+  int kept = 0;
+  for (size_t n = 0; n < spec.bias.size(); ++n) {
+    const BiasTerm& term = spec.bias[n];
+    const bool is_mask_of_keys = term.type == ElementType::kBool && term.seqlen_q == 1;
+    if (Repeats(spec, term)) {
+      if (n >= kMostTerms) return 0;
+      kept |= 1 << n;
+    } else if (!is_mask_of_keys) {
+      return 0;
+    }
+  }
+  return kept;
+}
+bool IsKept(int kept, size_t term) { return term < kMostTerms && (kept >> term & 1) != 0; }
+
+// Whether something is kept, and but for masks it is one term of the type of Q.
+bool OneTerm(const AttentionSpec& spec, int kept) {
+  int sums = 0;
+  for (size_t n = 0; n < spec.bias.size(); ++n) {
+    if (!IsKept(kept, n) || spec.bias[n].type == ElementType::kBool) continue;
+    if (spec.bias[n].type != spec.type) return false;
+    ++sums;
+  }
+  return kept != 0 && sums <= 1;
+}
+
+// Rows and keys up to which sequences are short.
+int64_t MostRows(const PlanRequest& request) {
+  return request.family.has_value() || request.spec.bias.empty() ? kMaxRows : kManyBiased;
+}
+bool IsLong(const PlanRequest& request) {
+  return std::max(request.spec.seqlen_q, request.spec.seqlen_kv) > MostRows(request);
 }
 
 // In words, or nothing.
@@ -70,14 +108,18 @@ std::string WhyNot(const PlanRequest& request) {
     return absl::StrCat("dim_qk, dim_v = ", spec.dim_qk, ", ", spec.dim_v, ": must be at most ",
                         kMaxDim);
   }
-  const bool may_choose = request.family.has_value() || spec.bias.empty();
-  const int64_t most_rows = may_choose ? kMaxRows : kManyBiased;
-  const int64_t most_keys = may_choose ? kMaxKeys : kManyBiased;
-  if (spec.seqlen_q > most_rows || spec.seqlen_kv > most_keys) {
-    return absl::StrCat("seqlen_q, seqlen_kv = ", spec.seqlen_q, ", ", spec.seqlen_kv,
-                        ": is for at most ", most_rows, " rows and ", most_keys, " keys");
-  }
-  if (!may_choose && KeptTerms(spec) == 0) {
+  if (IsLong(request)) {
+    if (!OneTerm(spec, KeptTerms(spec))) {
+      return absl::StrCat(
+          "seqlen_q, seqlen_kv = ", spec.seqlen_q, ", ", spec.seqlen_kv, ": more than ",
+          MostRows(request), " rows or keys are for one bias term of ",
+          "the type of Q that all batches share, with masks that repeat or look at ",
+          "the key alone");
+    }
+    if (!request.family.has_value() && spec.batch < kManyBatches) {
+      return absl::StrCat("batch = ", spec.batch, ": a bias is kept for at least ", kManyBatches);
+    }
+  } else if (!request.family.has_value() && !spec.bias.empty() && KeptTerms(spec) == 0) {
     return "bias: is for terms that repeat from batch to batch and are all that a score has";
   }
   const int64_t blocks = std::max<int64_t>(request.board.num_sms, 1);
@@ -95,7 +137,7 @@ int64_t Resident(const PlanRequest& request, const KernelPlan& plan) {
   const arch::ArchTraits& traits = request.traits;
   const int64_t accumulators =
       plan.rows_per_warp / 16 * (plan.step + RoundUp(request.spec.dim_v, 8)) / 2;
-  const int64_t others = kOtherRegisters + (plan.kept_terms > 0 ? kTermRegisters : 0);
+  const int64_t others = kOtherRegisters + (plan.kept_terms != 0 ? kTermRegisters : 0);
   const int64_t registers = RoundUp(std::min<int64_t>(255, others + accumulators), 8);
   // Each quarter of a multiprocessor has registers for whole warps.
   const int64_t warps = 4 * (traits.regs_per_sm / 4 / (registers * 32));
@@ -105,9 +147,13 @@ int64_t Resident(const PlanRequest& request, const KernelPlan& plan) {
 
 // The tiles after which those of a block are the same ones of other batches, with the same terms.
 int64_t Period(const AttentionSpec& spec, const KernelPlan& plan) {
-  int64_t period = spec.heads_q * CeilDiv(std::max<int64_t>(spec.seqlen_q, 1), plan.block_m);
-  if (plan.kept_terms > 0) {
-    for (const BiasTerm& term : spec.bias) period = std::lcm(period, term.batch * spec.heads_q);
+  const int64_t of_batch =
+      spec.heads_q * CeilDiv(std::max<int64_t>(spec.seqlen_q, 1), plan.block_m);
+  int64_t period = of_batch;
+  if (plan.kept_terms != 0) {
+    for (size_t n = 0; n < spec.bias.size(); ++n) {
+      if (IsKept(plan.kept_terms, n)) period = std::lcm(period, spec.bias[n].batch * of_batch);
+    }
   }
   return period;
 }
@@ -118,7 +164,7 @@ bool SetTeams(const PlanRequest& request, KernelPlan& plan) {
   const AttentionSpec& spec = request.spec;
   const KernelPlan one = plan;
   int64_t best = 0;
-  for (int teams = 1; teams <= (one.kept_terms > 0 ? kMostTeams : 1); ++teams) {
+  for (int teams = 1; teams <= (one.kept_terms != 0 ? kMostTeams : 1); ++teams) {
     KernelPlan with = one;
     with.warps = one.warps * teams;
     with.smem_bytes = FwdSmallSmemBytes(with, spec.dim_qk, spec.dim_v);
@@ -136,6 +182,22 @@ bool SetTeams(const PlanRequest& request, KernelPlan& plan) {
   return best > 0;
 }
 
+// Tiles of a sequence that is longer than a team's rows. Blocks must meet the same terms again:
+// there are no more (head, tile) than blocks.
+void AddLong(const PlanRequest& request, const KernelPlan& common, std::vector<KernelPlan>& plans) {
+  const AttentionSpec& spec = request.spec;
+  for (const int warps : {4, 2, 8}) {
+    KernelPlan plan = common;
+    plan.rows_per_warp = spec.dim_v > 80 ? 16 : 32;
+    plan.warps = warps;
+    plan.step = kStepKeys;
+    plan.block_m = plan.warps * plan.rows_per_warp;
+    plan.block_n = kLongBlockN;
+    plan.kept_keys = static_cast<int>(RoundUp(spec.seqlen_kv, kLongBlockN));
+    if (SetTeams(request, plan) && plan.max_grid >= Period(spec, plan)) plans.push_back(plan);
+  }
+}
+
 }  // namespace
 
 int64_t FwdSmallSmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v) {
@@ -144,9 +206,10 @@ int64_t FwdSmallSmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v)
       2 * plan.stages *
       (plan.block_m * std::max(pitch_qk, pitch_v) + plan.block_n * (pitch_qk + pitch_v));
   const int64_t teams = TeamsOf(plan);
-  // Two flags of each warp.
-  const int64_t team = RoundUp(tiles + 3 * kVisitBytes + 2 * plan.warps / teams, 16);
-  const int64_t term_tiles = plan.kept_terms > 0 ? plan.block_m / 16 * plan.block_n / 8 : 0;
+  // Two bits for each key, and two flags of each warp.
+  const int64_t keep = 8 * CeilDiv(plan.block_n, 32);
+  const int64_t team = RoundUp(tiles + 3 * kVisitBytes + keep + 2 * plan.warps / teams, 16);
+  const int64_t term_tiles = plan.block_m / 16 * plan.kept_keys / 8 / (plan.packed_terms ? 2 : 1);
   return RoundUp(teams * team + (term_tiles + 1) * 512 + kDistanceBytes, 16);
 }
 
@@ -160,12 +223,16 @@ FamilyAnswer PlanFwdSmall(const PlanRequest& request) {
   common.target = std::string(request.traits.target);
   common.stages = 2;
   common.kept_terms = KeptTerms(spec);
+  common.packed_terms = OneTerm(spec, common.kept_terms);
   common.narrow_rows = HasNarrowRows(spec);
   const int64_t rows = std::max<int64_t>(spec.seqlen_q, 1);
   // The m16 tiles of a warp share what it reads of K and V, as long as their sums fit its
   // registers. On one H200 (2026-11-30): 25 rows 368 us in two warps and 451 in one, 144 rows 83 in
   // three warps and 90 in five.
+  const bool is_long = IsLong(request);
+  if (is_long) AddLong(request, common, answer.plans);
   for (const int rows_per_warp : {32, 48, 16}) {
+    if (is_long) break;
     if (rows_per_warp == 32 && (rows <= 32 || spec.dim_v > 80)) continue;
     if (rows_per_warp == 48 && (rows <= 64 || spec.dim_v > 40)) continue;
     KernelPlan plan = common;
@@ -174,16 +241,24 @@ FamilyAnswer PlanFwdSmall(const PlanRequest& request) {
     plan.block_n = static_cast<int>(RoundUp(std::max<int64_t>(spec.seqlen_kv, 1), plan.step));
     plan.warps = static_cast<int>(CeilDiv(rows, rows_per_warp));
     plan.block_m = plan.warps * rows_per_warp;
+    if (plan.kept_terms != 0) plan.kept_keys = plan.block_n;
     if (SetTeams(request, plan)) answer.plans.push_back(plan);
   }
   std::stable_sort(answer.plans.begin(), answer.plans.end(),
-                   [](const KernelPlan& a, const KernelPlan& b) { return a.block_m < b.block_m; });
+                   [&](const KernelPlan& a, const KernelPlan& b) {
+                     return is_long ? a.warps > b.warps : a.block_m < b.block_m;
+                   });
   if (answer.plans.empty()) {
     answer.refusal = absl::StrCat("no tile of ", rows, " rows and ", spec.seqlen_kv, " keys fits ",
                                   request.traits.smem_per_block_optin, " bytes of shared memory");
     return answer;
   }
   const KernelPlan& best = answer.plans.front();
+  if (is_long) {
+    answer.why = absl::StrCat(best.max_grid, " blocks of ", TeamsOf(best),
+                              " teams keep the terms of ", best.block_m, " rows for all batches");
+    return answer;
+  }
   if (!request.family.has_value() && best.block_m > kManyBiased && Resident(request, best) < 2) {
     answer.refusal = absl::StrCat("seqlen_q, dim_qk = ", rows, ", ", spec.dim_qk,
                                   ": a multiprocessor has no room for two of its blocks");

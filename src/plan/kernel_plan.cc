@@ -31,10 +31,11 @@ constexpr Word kWords[] = {
     {"p", &KernelPlan::panel},          {"slots=", &KernelPlan::slots},
     {"ss", &KernelPlan::shared_stages}, {"s", &KernelPlan::stages},
     {"ch", &KernelPlan::chunk},         {"c", &KernelPlan::consumers},
-    {"kt", &KernelPlan::kept_terms},    {"k", &KernelPlan::step},
-    {"tf", &KernelPlan::tf32_terms},    {"t", &KernelPlan::tile_rows},
-    {"b", &KernelPlan::blocks},         {"x", &KernelPlan::cluster},
-    {"g", &KernelPlan::max_grid},       {"v", &KernelPlan::column_warps},
+    {"kt", &KernelPlan::kept_terms},    {"kk", &KernelPlan::kept_keys},
+    {"k", &KernelPlan::step},           {"tf", &KernelPlan::tf32_terms},
+    {"t", &KernelPlan::tile_rows},      {"b", &KernelPlan::blocks},
+    {"x", &KernelPlan::cluster},        {"g", &KernelPlan::max_grid},
+    {"v", &KernelPlan::column_warps},
 };
 
 // A word that stands for a field that is true.
@@ -53,6 +54,7 @@ constexpr Flag kFlags[] = {
     {"own_o", &KernelPlan::own_o},
     {"over_v", &KernelPlan::over_v},
     {"turing", &KernelPlan::turing},
+    {"packed", &KernelPlan::packed_terms},
 };
 
 // False when `word` is none of the plan's words.
@@ -170,7 +172,7 @@ std::string KernelPlan::ToString() const {
   if (cluster != 0) absl::StrAppend(&text, " x", cluster);
   if (max_grid != 0) absl::StrAppend(&text, " g", max_grid);
   if (step != 0) absl::StrAppend(&text, " k", step);
-  if (kept_terms != 0) absl::StrAppend(&text, " kt", kept_terms);
+  if (kept_terms != 0) absl::StrAppend(&text, " kt", kept_terms, " kk", kept_keys);
   if (shared_stages != 0) absl::StrAppend(&text, " ss", shared_stages);
   if (chunk != 0) absl::StrAppend(&text, " ch", chunk);
   if (tile_rows != 0) absl::StrAppend(&text, " t", tile_rows);

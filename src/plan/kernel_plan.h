@@ -61,7 +61,11 @@ struct KernelPlan {
   // attn_decode: keys of a warp's step; block_n is that of all its teams. attn_fwd_small: keys that
   // a warp takes at a time, of block_n.
   int step = 0;
-  int kept_terms = 0;     // attn_fwd_small: bias terms whose sum is kept from tile to tile
+  // attn_fwd_small: bit n says that the sum kept from tile to tile has bias term n in it; for how
+  // many keys there is room; whether it is one term of 16 bits and stays so, or else fp32.
+  int kept_terms = 0;
+  int kept_keys = 0;
+  bool packed_terms = false;
   int shared_stages = 0;  // attn_decode_wide: stages where V is part of K
   int chunk = 0;          // attn_decode: blocks of keys in each part; 0: shares that fill the board
   int tile_rows = 0;      // attn_combine after attn_decode: rows of its tiles

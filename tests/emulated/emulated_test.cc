@@ -236,6 +236,13 @@ std::vector<Scenario> Scenarios() {
        {},
        [](HostCase& c) { PoisonKeysFrom(c, 40); }},
       {"fwd bf16 b=90 h=3 s=16/17 d=40 layout=bhsd lse"},
+      // Longer ones, whose batches share one bias.
+      {"fwd bf16 b=5 h=2 s=70/150 d=16 bias=bf16:1,2,70,150 mask=bool:5,1,1,150 lse"},
+      {"fwd fp16 b=3 h=2/1 s=40/180 d=24/16 bias=fp16:1,1,1,180 mask=bool:1,2,40,180 "
+       "causal=top_left",
+       {},
+       {},
+       [](HostCase& c) { PoisonKeysFrom(c, 40); }},
       // Cut into parts, of which the mask or the lengths leave some rows none.
       {"fwd bf16 b=1 h=2/1 s=3/1100 d=32/40 lse"},
       {"fwd fp16 b=1 h=1 s=20/1100 d=16/250 causal=top_left lse sinks empty_lse=+inf"},

@@ -1,5 +1,5 @@
 // Emitted by tilewright. Sizes in the line below are placeholders.
-// recreate: tilewright emit 'fwd fp16 b=1 h=1/1 s=1/1 d=32/32 bias=fp16:1,1,1,1 bias=fp16:1,1,1,1' --plan 'attn_fwd_small sm_90a m64n64 w4 r16 s2 k32 kt2 smem=48240'
+// recreate: tilewright emit 'fwd fp16 b=1 h=1/1 s=1/1 d=32/32 bias=fp16:1,1,1,1 bias=fp16:1,1,1,1' --plan 'attn_fwd_small sm_90a m64n64 w4 r16 s2 k32 kt3 kk64 smem=48256'
 #include "family/attn_fwd_small.cuh"
 #include "policy/bias_terms.cuh"
 
@@ -36,7 +36,9 @@ struct Config {
   static constexpr int kTeams = 1;
   static constexpr int kStepKeys = 32;
   static constexpr int kStages = 2;
-  static constexpr int kKeptTerms = 2;
+  static constexpr int kKeptTerms = 3;
+  static constexpr int kTermKeys = 64;
+  static constexpr bool kPackedTerms = false;
   static constexpr bool kNarrowRows = false;
   static constexpr int kRunKeys = 2;
   // policies
@@ -49,13 +51,16 @@ struct Config {
   using Sink = SinkNone;
   using Dropout = DropoutNone;
   using Lse = LseNone;
+  using KeptScore = ScoreChain<ScoreBias<0, Fp16>, ScoreBias<1, Fp16>>;
+  using KeptMask = MaskChain<>;
+  using OtherMask = MaskChain<>;
 };
-static_assert(sizeof(fwd_small::SharedStorage<Config>) == 48240,
+static_assert(sizeof(fwd_small::SharedStorage<Config>) == 48256,
               "plan and kernel disagree on shared memory");
 
 }  // namespace tilewright
 
 extern "C" __global__ void __launch_bounds__(128, 1)
-attn_fwd_small__fp16_d32_biasfp16_biasfp16__m64n64w4k32s2kt2(const __grid_constant__ tilewright::Params params) {
+attn_fwd_small__fp16_d32_biasfp16_biasfp16__m64n64w4k32s2kt3k64(const __grid_constant__ tilewright::Params params) {
   tilewright::fwd_small::Run<tilewright::Config>(params);
 }

@@ -805,6 +805,18 @@ void AddLargeCounts(Sweep& sweep) {
     s.bias = {{.type = ElementType::kFp16, .heads = 4, .seqlen_q = 49, .seqlen_kv = 49},
               {.type = ElementType::kFp16, .batch = 64, .seqlen_q = 49, .seqlen_kv = 49}};
   });
+  // Batches that share a bias, more of them than the blocks of a GPU attend to at a time.
+  for (const int64_t length : {130, 384}) {
+    sweep.Add(absl::StrCat("pair_bias_", length), [length](auto& s) {
+      s.batch = 200;
+      SetHeads(s, 4, 4);
+      SetLengths(s, length, length);
+      SetDims(s, 32, 32);
+      s.lse = true;
+      s.bias = {{.type = ElementType::kBf16, .heads = 4, .seqlen_q = length, .seqlen_kv = length},
+                {.type = ElementType::kBool, .batch = 200, .seqlen_kv = length}};
+    });
+  }
   sweep.Add("long_rows_1_20001", [](auto& s) {
     s.batch = 2;
     SetHeads(s, 8, 2);

@@ -30,9 +30,16 @@ TEST(FwdSmallPlannerTest, SharedMemoryIsTwoOfAllTilesTheTermsAndTheVisits) {
   plan.rows_per_warp = 16;
   plan.stages = 2;
   const int64_t tiles = 2 * 2 * 64 * (40 + 40 + 40);  // 32 columns are 4 chunks, 5 apart
-  EXPECT_EQ(FwdSmallSmemBytes(plan, 32, 32), tiles + 3 * 176 + 16 + 512 + 80);
-  plan.kept_terms = 2;  // 16 bytes of every lane for a tile of 16 rows and 8 keys
-  EXPECT_EQ(FwdSmallSmemBytes(plan, 32, 32), tiles + 3 * 176 + 16 + (4 * 8 + 1) * 512 + 80);
+  // Two words of bits, and two flags of each warp.
+  EXPECT_EQ(FwdSmallSmemBytes(plan, 32, 32), tiles + 3 * 176 + 2 * 8 + 16 + 512 + 80);
+  plan.kept_terms = 3;  // 16 bytes of every lane for a tile of 16 rows and 8 keys
+  plan.kept_keys = 64;
+  EXPECT_EQ(FwdSmallSmemBytes(plan, 32, 32),
+            tiles + 3 * 176 + 2 * 8 + 16 + (4 * 8 + 1) * 512 + 80);
+  plan.packed_terms = true;
+  plan.kept_keys = 128;
+  EXPECT_EQ(FwdSmallSmemBytes(plan, 32, 32),
+            tiles + 3 * 176 + 2 * 8 + 16 + (4 * 8 + 1) * 512 + 80);
 }
 
 TEST(FwdSmallPlannerTest, PlansAreFeasible) {
@@ -65,7 +72,9 @@ TEST(FwdSmallPlannerTest, BlocksMeetTheSameTermsAgain) {
   const FamilyAnswer answer =
       Plan("fwd fp16 b=4096 h=4 s=49 d=32 bias=fp16:1,4,49,49 bias=fp16:64,1,49,49");
   ASSERT_FALSE(answer.plans.empty()) << answer.refusal;
-  EXPECT_EQ(answer.plans.front().kept_terms, 2);
+  EXPECT_EQ(answer.plans.front().kept_terms, 0b11);
+  EXPECT_EQ(answer.plans.front().kept_keys, 64);
+  EXPECT_FALSE(answer.plans.front().packed_terms);  // a sum of two
   EXPECT_EQ(answer.plans.front().max_grid % (64 * 4), 0);
   // Three teams share them: with one in a block only four would find room.
   EXPECT_EQ(answer.plans.front().warps * answer.plans.front().rows_per_warp, 3 * 64);
@@ -78,10 +87,34 @@ TEST(FwdSmallPlannerTest, BlocksMeetTheSameTermsAgain) {
   }
 }
 
+// The bias of a protein's pairs is the same for all rows of pairs, which are the batches; the mask
+// of its residues is not, but looks at the key alone.
+TEST(FwdSmallPlannerTest, LongSequencesThatShareABias) {
+  const FamilyAnswer answer = Plan(
+      "fwd bf16 b=384 h=4 s=384 d=32 bias=bf16:1,4,384,384 mask=bool:384,1,1,384");
+  ASSERT_FALSE(answer.plans.empty()) << answer.refusal;
+  const KernelPlan& best = answer.plans.front();
+  EXPECT_EQ(best.kept_terms, 0b1);
+  EXPECT_EQ(best.kept_keys, 384);
+  EXPECT_TRUE(best.packed_terms);
+  EXPECT_EQ(best.max_grid % (4 * 384 / best.block_m), 0);
+  EXPECT_EQ(best.smem_bytes, FwdSmallSmemBytes(best, 32, 32));
+  for (const char* text : {"fwd bf16 b=384 h=4 s=384 d=32",
+                           "fwd bf16 b=384 h=4 s=384 d=32 bias=fp32:1,4,384,384",
+                           "fwd bf16 b=384 h=4 s=384 d=32 bias=bf16:384,4,384,384",
+                           "fwd bf16 b=384 h=4 s=384 d=32 bias=bf16:1,4,384,384 "
+                           "mask=bool:384,1,384,384"}) {
+    EXPECT_THAT(Plan(text).refusal, HasSubstr("that all batches share")) << text;
+  }
+  EXPECT_THAT(Plan("fwd bf16 b=8 h=4 s=384 d=32 bias=bf16:1,4,384,384").refusal,
+              HasSubstr("batch = 8"));
+}
+
 TEST(FwdSmallPlannerTest, LeavesOthersToOthers) {
   EXPECT_THAT(Plan("fwd fp32 b=4096 h=4 s=49 d=32").refusal, HasSubstr("fp16 or bf16"));
   EXPECT_THAT(Plan("fwd bf16 b=4096 h=4 s=49 d=256").refusal, HasSubstr("256, 256"));
-  EXPECT_THAT(Plan("fwd bf16 b=4096 h=4 s=49/512 d=32").refusal, HasSubstr("49, 512"));
+  EXPECT_THAT(Plan("fwd bf16 b=4096 h=4 s=49/512 d=32").refusal,
+              HasSubstr("49, 512: more than 160 rows or keys"));
   EXPECT_THAT(Plan("fwd bf16 b=4096 h=4 s=144 d=80").refusal, HasSubstr("144, 80"));
   EXPECT_THAT(Plan("fwd bf16 b=256 h=32 s=64 d=32 bias=bf16:256,32,64,64").refusal,
               HasSubstr("repeat from batch to batch"));
