@@ -31,7 +31,8 @@
 //             v      [2][kBlockN][pitch]
 //             visits [3]                   this one, the next, and the one after (before that is
 //                                          found: the one before)
-//             keep   [2][kBlockN / 32]     keys that masks keep which are not among the terms
+//             keep   [2][kBlockN / 2]      what masks keep which are not among the terms: of two
+//                                          keys, 16 bits each
 //           terms  [m16 tiles][n8 tiles][32 lanes]
 #ifndef TILEWRIGHT_FAMILY_ATTN_FWD_SMALL_CUH_
 #define TILEWRIGHT_FAMILY_ATTN_FWD_SMALL_CUH_
@@ -216,29 +217,47 @@ struct alignas(16) Visit {
     kept_terms = distance.same_terms && walk.end * Config::kBlockN <= Config::kTermKeys;
     FindKeys(params);
   }
+  __device__ __forceinline__ void CopyByWarp(const Visit& from) {
+    static_assert(sizeof(Visit) % 16 == 0 && sizeof(Visit) <= 32 * 16);
+    const unsigned lane = threadIdx.x % 32;
+    if (lane < sizeof(Visit) / 16) {
+      reinterpret_cast<Words<16>*>(this)[lane] = reinterpret_cast<const Words<16>*>(&from)[lane];
+    }
+    __syncwarp();
+  }
+
+  // To the next block of keys, or to a tile that differs in its batch only, by what changes: this
+  // lies in shared memory. False when there is more to do (Leave).
   template <class Params>
-  __device__ __forceinline__ void Advance(const Distance& distance, const Params& params) {
-    if (!exists) return;
+  __device__ __forceinline__ bool Follow(const Distance& distance, const Params& params) {
+    if (!exists) return true;
     const int below = Below(params);
     if (below >= walk.begin) {
+      const i64 keys_up = i64{n - below} * Config::kBlockN;
+      k -= keys_up * params.core.k_strides.seq;
+      v -= keys_up * params.core.v_strides.seq;
       n = below;
+      keys = Config::kBlockN;  // only the last block, which comes first, has fewer
       first = false;
-      FindKeys(params);
-    } else if (distance.steady && first) {
-      // A tile with one block of keys at most.
-      b += distance.b;
-      exists = b < Batch<Config>(params);
-      problem.b = problem.q_batch = problem.kv_batch = b;
-      q += distance.q;
-      k += distance.k;
-      v += distance.v;
-      o += distance.o;
-      careful = false;
-    } else {
-      careful = false;
-      Move(distance, params);
-      Begin(distance, params);
+      return true;
     }
+    careful = false;
+    // A tile with one block of keys at most.
+    if (!distance.steady || !first) return false;
+    const i64 next = b + distance.b;
+    b = problem.b = problem.q_batch = problem.kv_batch = next;
+    exists = next < Batch<Config>(params);
+    q += distance.q;
+    k += distance.k;
+    v += distance.v;
+    o += distance.o;
+    return true;
+  }
+  // To the next tile.
+  template <class Params>
+  __device__ __forceinline__ void Leave(const Distance& distance, const Params& params) {
+    Move(distance, params);
+    Begin(distance, params);
   }
   // The first visit of this block, or of the tile's second attempt.
   template <class Params>
@@ -249,6 +268,19 @@ struct alignas(16) Visit {
   }
 };
 
+template <int kCount>
+__device__ __forceinline__ bool AnyByte(const u8 (&bytes)[kCount]) {
+  u32 any = 0;
+#pragma unroll
+  for (int n = 0; n < kCount; n += 4) any |= *reinterpret_cast<const u32*>(&bytes[n]);
+  return any != 0;
+}
+template <int kCount>
+__device__ __forceinline__ void ClearWords(u8 (&bytes)[kCount]) {
+#pragma unroll
+  for (int n = 0; n < kCount; n += 4) *reinterpret_cast<u32*>(&bytes[n]) = 0;
+}
+
 // What a team has of its own.
 template <class Config>
 struct TeamStorage {
@@ -258,8 +290,10 @@ struct TeamStorage {
   alignas(16) Element k[2][Config::kBlockN][Rows<Config>::kPitchQk];
   alignas(16) Element v[2][Config::kBlockN][Rows<Config>::kPitchV];
   Visit<Config> visits[3];
-  u32 keep[2][(Config::kBlockN + 31) / 32];
-  bool failed[2][kThreads<Config> / 32];  // of each warp: a tile of this visit, or the one before
+  u32 keep[2][Config::kBlockN / 2];
+  // Of each warp: at the visit of that number a tile ended that has to be computed again. Read as
+  // words.
+  alignas(4) u8 failed[3][RoundUp(kThreads<Config> / 32, 4)];
 };
 
 template <class Config>
@@ -378,28 +412,44 @@ struct Copier {
 // the answers are put together when they have arrived.
 template <class Config, class Params>
 struct OtherMasks {
-  static constexpr int kSteps =
-      HasOtherMasks<Config> ? (Config::kBlockN + kThreads<Config> - 1) / kThreads<Config> : 0;
-  bool kept[kSteps + 1];
+  __device__ __forceinline__ OtherMasks(const Visit<Config>&, const Params&) {}
+  __device__ __forceinline__ void Ask(const Visit<Config>&, const Params&) {}
+  __device__ __forceinline__ void Store(u32*) const {}
+};
+template <class Config, class Params>
+requires HasOtherMasks<Config>
+struct OtherMasks<Config, Params> {
+  using Head = typename Config::OtherMask::template Head<Params>;
+  using Pair = KeyRuns<1, 2, 2>;
+  static constexpr int kPairs = Config::kBlockN / 2;
+  static constexpr int kSteps = (kPairs + kThreads<Config> - 1) / kThreads<Config>;
+  Head head;  // of the tile
+  u32 kept[kSteps];
 
-  __device__ __forceinline__ OtherMasks(const Visit<Config>& visit, const Params& params) {
-    if constexpr (kSteps > 0) {
+  __device__ __forceinline__ OtherMasks(const Visit<Config>& visit, const Params& params)
+      : head(visit.problem, params) {}
+
+  // Pairs of keys, the first ones by the last warp: the first has most to do.
+  static __device__ __forceinline__ int PairOf(int step) {
+    return (step + 1) * kThreads<Config> - 32 - ThreadOfTeam<Config>() / 32 * 32 +
+           static_cast<int>(threadIdx.x % 32);
+  }
+  __device__ __forceinline__ void Ask(const Visit<Config>& visit, const Params& params) {
+    if (visit.first) head = Head(visit.problem, params);
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        const int key = step * kThreads<Config> + ThreadOfTeam<Config>();
-        kept[step] = visit.exists && key < visit.keys &&
-                     Config::OtherMask::Keep(visit.problem, 0, visit.kv_begin() + key, params);
-      }
+    for (int step = 0; step < kSteps; ++step) {
+      const int key = 2 * PairOf(step);
+      kept[step] = 0;
+      if (!visit.exists || key >= visit.keys) continue;
+      const LaneKeys keys = {0, visit.kv_begin() + key, visit.keys - key};
+      kept[step] = head.template KeepInAllRows<Pair>(keys) & head.template Keep<Pair>(keys);
     }
   }
   __device__ __forceinline__ void Store(u32* keep) const {
-    if constexpr (kSteps > 0) {
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        const u32 bits = __ballot_sync(kAllLanes, kept[step]);
-        const int word = (step * kThreads<Config> + ThreadOfTeam<Config>()) / 32;
-        if (threadIdx.x % 32 == 0 && word < Config::kBlockN / 32) keep[word] = bits;
-      }
+    for (int step = 0; step < kSteps; ++step) {
+      const u32 low = kept[step] & 1 ? 0xffffu : 0, high = kept[step] & 2 ? 0xffff0000u : 0;
+      if (PairOf(step) < kPairs) keep[PairOf(step)] = low | high;
     }
   }
 };
@@ -423,7 +473,17 @@ struct Attention {
   int slot;
 
   __device__ __forceinline__ void Run() const {
-    const HeadPolicies<Config, Params> policies(visit.problem, params);
+    if constexpr (Config::kKeptTerms == 0 || !Config::Dropout::kIdentity) {
+      const HeadPolicies<Config, Params> policies(visit.problem, params);
+      Steps(&policies);
+    } else {
+      // Which terms a head has takes divisions, which kept ones spare.
+      Steps(nullptr);
+    }
+  }
+
+  // Attends to the keys. Without `policies` those that are needed are made.
+  __device__ __forceinline__ void Steps(const HeadPolicies<Config, Params>* policies) const {
     const int steps = (visit.keys + Config::kStepKeys - 1) / Config::kStepKeys;
     if (visit.careful) {
       ZeroUnseenValues<Config>(shared.v[slot], visit.problem, visit.q_begin, visit.kv_begin(),
@@ -438,8 +498,10 @@ struct Attention {
         AddTerms(scores, step);
       } else if (kKeysOnly) {
         MaskKeys(scores, step);
+      } else if (policies != nullptr) {
+        Apply(scores, *policies, step);
       } else {
-        Apply(scores, policies, step);
+        Apply(scores, HeadPolicies<Config, Params>(visit.problem, params), step);
       }
       AddValues(scores, policies, step);
     }
@@ -498,19 +560,35 @@ struct Attention {
     }
   }
   __device__ __forceinline__ void AddTerms(Scores& scores, int step) const {
+    using Ops = typename Rows<Config>::Ops;
     const float scale = Config::Score::kIdentity ? 1.f : params.core.scale;
     const int key_tile = visit.n * (Config::kBlockN / 8) + step * kNTiles;
+    u32 kept[kNTiles];
+#pragma unroll
+    for (int n = 0; n < kNTiles; ++n) kept[n] = KeptOf(step, n);
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
       if constexpr (Config::kPackedTerms) {
+        const u32 hidden = Ops::Pack(-Infinity(), -Infinity());
 #pragma unroll
         for (int n = 0; n < kNTiles; n += 2) {
           const Term term = TermOf(m, key_tile + n);
 #pragma unroll
-          for (int c = 0; c < 8; ++c) {
-            float& s = scores[m][n + c / 4][c % 4];
-            s = s * scale +
-                static_cast<float>(Element{static_cast<u16>(term.word[c / 2] >> (c % 2 * 16))});
+          for (int half = 0; half < 2; ++half) {
+            const u32 of_keys = kept[n + half];
+            u64 words = 0;  // of the two rows
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+              const u32 word = (term.word[2 * half + r] & of_keys) | (hidden & ~of_keys);
+              words |= static_cast<u64>(word) << (32 * r);
+            }
+            // Else each element would be selected from what it becomes.
+            if constexpr (HasOtherMasks<Config>) words = ptx::Opaque(static_cast<i64>(words));
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+              float& s = scores[m][n + half][c];
+              s = s * scale + static_cast<float>(Element{static_cast<u16>(words >> (c * 16))});
+            }
           }
         }
       } else {
@@ -519,29 +597,20 @@ struct Attention {
           const Term term = TermOf(m, key_tile + n);
 #pragma unroll
           for (int c = 0; c < 4; ++c) {
-            scores[m][n][c] = scores[m][n][c] * scale + FloatOfBits(term.word[c]);
+            const float s = scores[m][n][c] * scale + FloatOfBits(term.word[c]);
+            scores[m][n][c] = kept[n] >> (c % 2 * 16) & 1 ? s : -Infinity();
           }
         }
       }
     }
-    if constexpr (HasOtherMasks<Config>) MaskOthers(scores, step);
   }
 
-  // By the bits of OtherMasks.
-  __device__ __forceinline__ void MaskOthers(Scores& scores, int step) const {
-    const int key = step * Config::kStepKeys;
-    const u32 keep = shared.keep[slot][key / 32] >> (key % 32 + ColumnOf(0, 0));
-#pragma unroll
-    for (int n = 0; n < kNTiles; ++n) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const bool kept = keep >> (n * 8 + c) & 1;
-#pragma unroll
-        for (int m = 0; m < kMTiles; ++m) {
-          scores[m][n][c] = kept ? scores[m][n][c] : -Infinity();
-          scores[m][n][c + 2] = kept ? scores[m][n][c + 2] : -Infinity();
-        }
-      }
+  // What the other masks keep of the lane's two keys in a tile of the step, by 16 bits each.
+  __device__ __forceinline__ u32 KeptOf(int step, int n) const {
+    if constexpr (HasOtherMasks<Config>) {
+      return shared.keep[slot][step * (Config::kStepKeys / 2) + n * 4 + threadIdx.x % 4];
+    } else {
+      return ~0u;
     }
   }
 
@@ -578,7 +647,7 @@ struct Attention {
   }
 
   __device__ __forceinline__ void AddValues(Scores& scores,
-                                            const HeadPolicies<Config, Params>& policies,
+                                            const HeadPolicies<Config, Params>* policies,
                                             int step) const {
     // The scale of an empty chain is folded into the exponent.
     const float to_log2 = Config::Score::kIdentity ? params.core.scale * kLog2OfE : kLog2OfE;
@@ -594,7 +663,7 @@ struct Attention {
     }
     if constexpr (!Config::Dropout::kIdentity) {
       Weights<kNTiles>(scores, rows.softmax, to_log2, 0);
-      ApplyDropout<Config>(scores, policies, visit.q_begin + Rows<Config>::FirstRow(),
+      ApplyDropout<Config>(scores, *policies, visit.q_begin + Rows<Config>::FirstRow(),
                            visit.kv_begin() + step * Config::kStepKeys);
     }
     rows.AddValues(scores, &shared.v[slot][step * Config::kStepKeys][0], to_log2);
@@ -611,7 +680,6 @@ __device__ __forceinline__ void Run(const Params& params) {
   static_assert(Config::kStepKeys % 16 == 0 && Config::kStepKeys % (4 * Config::kRunKeys) == 0);
   static_assert(Config::kBlockN % Config::kStepKeys == 0);
   static_assert(Config::kTermKeys % Config::kBlockN == 0);
-  static_assert(!HasOtherMasks<Config> || Config::kBlockN % 32 == 0);
   extern __shared__ __align__(16) u8 shared_bytes[];
   auto& storage = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
   const int team = static_cast<int>(threadIdx.x) / kThreads<Config>;
@@ -625,11 +693,15 @@ __device__ __forceinline__ void Run(const Params& params) {
   // visit, and when a tile is to be computed again, there is none to attend to.
   bool idle = true;
   int at = 2, q_slot = 0, slot = 0;
-  const auto follow = [&](int from) {  // by one thread
-    // In registers: shared memory would be read again after each assignment.
-    Visit<Config> next = visits[from];
-    next.Advance(storage.distance, params);
-    visits[(from + 1) % 3] = next;
+  const auto follow = [&](int from) {  // by the first warp
+    Visit<Config>& to = visits[(from + 1) % 3];
+    to.CopyByWarp(visits[from]);
+    if (is_first && !to.Follow(storage.distance, params)) {
+      // In registers: shared memory would be read again after each assignment.
+      Visit<Config> next = to;
+      next.Leave(storage.distance, params);
+      to = next;
+    }
   };
   if (threadIdx.x == 0) {
     Distance distance = Distance::Of<Config>(i64{gridDim.x} * Config::kTeams, params);
@@ -643,7 +715,7 @@ __device__ __forceinline__ void Run(const Params& params) {
     visit.Move(start, params);
     visit.Start(false, storage.distance, params);
     visits[0] = visit;
-    for (bool& failed : shared.failed[1]) failed = false;
+    for (auto& of_visit : shared.failed) ClearWords(of_visit);
   }
   bool makes_terms = Config::kKeptTerms != 0;
   if constexpr (Config::kKeptTerms != 0) {
@@ -651,14 +723,14 @@ __device__ __forceinline__ void Run(const Params& params) {
   } else {
     SyncTeam<Config>();
   }
-  for (int turn = 0;; turn ^= 1) {
+  OtherMasks<Config, Params> masks(visits[0], params);
+  rows.Start();
+  for (;;) {
     const Visit<Config>& visit = visits[at];
     const Visit<Config>& next = visits[(at + 1) % 3];
     WaitForCopies<Config>();
     SyncTeam<Config>();
-    bool failed = false;
-#pragma unroll
-    for (const bool of_warp : shared.failed[turn ^ 1]) failed |= of_warp;
+    const bool failed = AnyByte(shared.failed[(at + 2) % 3]);
     if (failed) {
       // The tile before comes next, from its first block of keys, and this one after it once more:
       // what it writes then is right.
@@ -677,8 +749,8 @@ __device__ __forceinline__ void Run(const Params& params) {
       copier.Start(shared, next.first ? q_slot ^ 1 : q_slot, slot ^ 1, next, params);
     }
     CommitCopies<Config>();
-    if (is_first) follow((at + 1) % 3);
-    OtherMasks<Config, Params> masks(next, params);
+    if (ThreadOfTeam<Config>() < 32) follow((at + 1) % 3);
+    masks.Ask(next, params);
     if constexpr (Config::kKeptTerms != 0) {
       if (makes_terms) {
         // Behind the first copies. The visits of all tiles of the block have the same terms.
@@ -693,7 +765,10 @@ __device__ __forceinline__ void Run(const Params& params) {
     }
     bool fails_here = false;
     if (!idle) {
-      if (visit.first) rows.Start();
+      if (visit.careful && visit.first) {
+        __syncwarp();  // a branch that is not taken, instead of a selection for each register
+        rows.Start();
+      }
       if (visit.keys > 0) {
         Attention<Config, Params>{shared, storage.terms, params, rows, visit, q_slot, slot}.Run();
       }
@@ -704,9 +779,13 @@ __device__ __forceinline__ void Run(const Params& params) {
         __syncwarp();  // Q has been read
         rows.template Finish<kAllRowsAlike<Config>>(own, visit.problem, visit.q_begin, params);
         copier.Store(own, visit, params);
+        rows.Start();
       }
     }
-    if (threadIdx.x % 32 == 0) shared.failed[turn][ThreadOfTeam<Config>() / 32] = fails_here;
+    if (is_first) ClearWords(shared.failed[(at + 1) % 3]);
+    if (fails_here && threadIdx.x % 32 == 0) {
+      shared.failed[at][ThreadOfTeam<Config>() / 32] = 1;
+    }
     masks.Store(shared.keep[slot ^ 1]);
     idle = false;
     if (last) q_slot ^= 1;

@@ -206,9 +206,9 @@ int64_t FwdSmallSmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v)
       2 * plan.stages *
       (plan.block_m * std::max(pitch_qk, pitch_v) + plan.block_n * (pitch_qk + pitch_v));
   const int64_t teams = TeamsOf(plan);
-  // Two bits for each key, and two flags of each warp.
-  const int64_t keep = 8 * CeilDiv(plan.block_n, 32);
-  const int64_t team = RoundUp(tiles + 3 * kVisitBytes + keep + 2 * plan.warps / teams, 16);
+  // Two times 16 bits for each key, and three flags of each warp.
+  const int64_t flags = 3 * RoundUp(plan.warps / teams, 4);
+  const int64_t team = RoundUp(tiles + 3 * kVisitBytes + 4 * plan.block_n + flags, 16);
   const int64_t term_tiles = plan.block_m / 16 * plan.kept_keys / 8 / (plan.packed_terms ? 2 : 1);
   return RoundUp(teams * team + (term_tiles + 1) * 512 + kDistanceBytes, 16);
 }

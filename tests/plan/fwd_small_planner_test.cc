@@ -30,16 +30,16 @@ TEST(FwdSmallPlannerTest, SharedMemoryIsTwoOfAllTilesTheTermsAndTheVisits) {
   plan.rows_per_warp = 16;
   plan.stages = 2;
   const int64_t tiles = 2 * 2 * 64 * (40 + 40 + 40);  // 32 columns are 4 chunks, 5 apart
-  // Two words of bits, and two flags of each warp.
-  EXPECT_EQ(FwdSmallSmemBytes(plan, 32, 32), tiles + 3 * 176 + 2 * 8 + 16 + 512 + 80);
+  // 16 bits of each key for two visits, and three flags of each warp.
+  EXPECT_EQ(FwdSmallSmemBytes(plan, 32, 32), tiles + 3 * 176 + 2 * 128 + 16 + 512 + 80);
   plan.kept_terms = 3;  // 16 bytes of every lane for a tile of 16 rows and 8 keys
   plan.kept_keys = 64;
   EXPECT_EQ(FwdSmallSmemBytes(plan, 32, 32),
-            tiles + 3 * 176 + 2 * 8 + 16 + (4 * 8 + 1) * 512 + 80);
+            tiles + 3 * 176 + 2 * 128 + 16 + (4 * 8 + 1) * 512 + 80);
   plan.packed_terms = true;
   plan.kept_keys = 128;
   EXPECT_EQ(FwdSmallSmemBytes(plan, 32, 32),
-            tiles + 3 * 176 + 2 * 8 + 16 + (4 * 8 + 1) * 512 + 80);
+            tiles + 3 * 176 + 2 * 128 + 16 + (4 * 8 + 1) * 512 + 80);
 }
 
 TEST(FwdSmallPlannerTest, PlansAreFeasible) {
@@ -90,8 +90,8 @@ TEST(FwdSmallPlannerTest, BlocksMeetTheSameTermsAgain) {
 // The bias of a protein's pairs is the same for all rows of pairs, which are the batches; the mask
 // of its residues is not, but looks at the key alone.
 TEST(FwdSmallPlannerTest, LongSequencesThatShareABias) {
-  const FamilyAnswer answer = Plan(
-      "fwd bf16 b=384 h=4 s=384 d=32 bias=bf16:1,4,384,384 mask=bool:384,1,1,384");
+  const FamilyAnswer answer =
+      Plan("fwd bf16 b=384 h=4 s=384 d=32 bias=bf16:1,4,384,384 mask=bool:384,1,1,384");
   ASSERT_FALSE(answer.plans.empty()) << answer.refusal;
   const KernelPlan& best = answer.plans.front();
   EXPECT_EQ(best.kept_terms, 0b1);
@@ -99,11 +99,11 @@ TEST(FwdSmallPlannerTest, LongSequencesThatShareABias) {
   EXPECT_TRUE(best.packed_terms);
   EXPECT_EQ(best.max_grid % (4 * 384 / best.block_m), 0);
   EXPECT_EQ(best.smem_bytes, FwdSmallSmemBytes(best, 32, 32));
-  for (const char* text : {"fwd bf16 b=384 h=4 s=384 d=32",
-                           "fwd bf16 b=384 h=4 s=384 d=32 bias=fp32:1,4,384,384",
-                           "fwd bf16 b=384 h=4 s=384 d=32 bias=bf16:384,4,384,384",
-                           "fwd bf16 b=384 h=4 s=384 d=32 bias=bf16:1,4,384,384 "
-                           "mask=bool:384,1,384,384"}) {
+  for (const char* text :
+       {"fwd bf16 b=384 h=4 s=384 d=32", "fwd bf16 b=384 h=4 s=384 d=32 bias=fp32:1,4,384,384",
+        "fwd bf16 b=384 h=4 s=384 d=32 bias=bf16:384,4,384,384",
+        "fwd bf16 b=384 h=4 s=384 d=32 bias=bf16:1,4,384,384 "
+        "mask=bool:384,1,384,384"}) {
     EXPECT_THAT(Plan(text).refusal, HasSubstr("that all batches share")) << text;
   }
   EXPECT_THAT(Plan("fwd bf16 b=8 h=4 s=384 d=32 bias=bf16:1,4,384,384").refusal,
