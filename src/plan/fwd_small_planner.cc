@@ -23,9 +23,16 @@ constexpr int64_t kMaxRows = 160;  // and keys
 // With bias terms measured up to here; longer ones must ask for the family.
 constexpr int64_t kManyBiased = 64;
 constexpr int kMostTeams = 4;
-// Of longer sequences: keys of a visit, and batches that are worth keeping a bias for.
-constexpr int kLongBlockN = 64;
+// Of longer sequences: keys of a visit and of a step, and batches that are worth keeping a bias
+// for. A step of 64 keys has more to do at a time than waits take, and with 128 keys a visit what a
+// visit costs is spread.
+struct LongTile {
+  int block_n;
+  int step;
+};
+constexpr LongTile kLongTiles[] = {{128, 64}, {64, 64}, {64, 32}};
 constexpr int64_t kManyBatches = 32;
+constexpr int kFewWarps = 8;
 constexpr int kMostThreads = 1024;
 constexpr size_t kMostTerms = 16;  // that may be kept
 constexpr int kStepKeys = 32;
@@ -186,16 +193,21 @@ bool SetTeams(const PlanRequest& request, KernelPlan& plan) {
 // there are no more (head, tile) than blocks.
 void AddLong(const PlanRequest& request, const KernelPlan& common, std::vector<KernelPlan>& plans) {
   const AttentionSpec& spec = request.spec;
-  for (const int warps : {4, 2, 8}) {
-    KernelPlan plan = common;
-    plan.rows_per_warp = spec.dim_v > 80 ? 16 : 32;
-    plan.warps = warps;
-    plan.step = kStepKeys;
-    plan.block_m = plan.warps * plan.rows_per_warp;
-    plan.block_n = kLongBlockN;
-    plan.kept_keys = static_cast<int>(RoundUp(spec.seqlen_kv, kLongBlockN));
-    if (SetTeams(request, plan) && plan.max_grid >= Period(spec, plan)) plans.push_back(plan);
+  for (const LongTile& tile : kLongTiles) {
+    for (const int warps : {4, 2, 8}) {
+      KernelPlan plan = common;
+      plan.rows_per_warp = spec.dim_v > 80 ? 16 : 32;
+      plan.warps = warps;
+      plan.step = tile.step;
+      plan.block_m = plan.warps * plan.rows_per_warp;
+      plan.block_n = tile.block_n;
+      plan.kept_keys = static_cast<int>(RoundUp(spec.seqlen_kv, tile.block_n));
+      if (SetTeams(request, plan) && plan.max_grid >= Period(spec, plan)) plans.push_back(plan);
+    }
   }
+  std::stable_sort(plans.begin(), plans.end(), [](const KernelPlan& a, const KernelPlan& b) {
+    return std::make_pair(a.step, a.warps) > std::make_pair(b.step, b.warps);
+  });
 }
 
 }  // namespace
@@ -244,10 +256,11 @@ FamilyAnswer PlanFwdSmall(const PlanRequest& request) {
     if (plan.kept_terms != 0) plan.kept_keys = plan.block_n;
     if (SetTeams(request, plan)) answer.plans.push_back(plan);
   }
-  std::stable_sort(answer.plans.begin(), answer.plans.end(),
-                   [&](const KernelPlan& a, const KernelPlan& b) {
-                     return is_long ? a.warps > b.warps : a.block_m < b.block_m;
-                   });
+  if (!is_long) {
+    std::stable_sort(
+        answer.plans.begin(), answer.plans.end(),
+        [](const KernelPlan& a, const KernelPlan& b) { return a.block_m < b.block_m; });
+  }
   if (answer.plans.empty()) {
     answer.refusal = absl::StrCat("no tile of ", rows, " rows and ", spec.seqlen_kv, " keys fits ",
                                   request.traits.smem_per_block_optin, " bytes of shared memory");
@@ -255,6 +268,13 @@ FamilyAnswer PlanFwdSmall(const PlanRequest& request) {
   }
   const KernelPlan& best = answer.plans.front();
   if (is_long) {
+    if (!request.family.has_value() && best.warps < kFewWarps) {
+      answer.refusal =
+          absl::StrCat("seqlen_kv = ", spec.seqlen_kv, ": beside the terms there is room for ",
+                       best.warps, " warps; at least ", kFewWarps, " hide their waits");
+      answer.plans.clear();
+      return answer;
+    }
     answer.why = absl::StrCat(best.max_grid, " blocks of ", TeamsOf(best),
                               " teams keep the terms of ", best.block_m, " rows for all batches");
     return answer;
