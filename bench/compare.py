@@ -1108,23 +1108,37 @@ def zoo_terms(workload):
     return words
 
 
+def zoo_obstacle(workload):
+    """Why this program makes no inputs for a workload of the zoo, or None."""
+    if workload["varlen"]:
+        return "packed sequences"
+    if workload["paged"]:
+        return "pages"
+    if workload["sinks"]:
+        return "sinks"
+    if workload["mask_kind"] not in ("dense", "causal", "window"):
+        return f"a mask of kind {workload['mask_kind']}"
+    if zoo_terms(workload) is None:
+        return f"a bias of kind {workload['bias']}, which is looked up"
+    if workload["dtype"] not in ("fp16", "bf16", "fp32"):
+        return f"elements of type {workload['dtype']}"
+    return None
+
+
+def zoo_workloads(patterns, path=ZOO):
+    workloads = [json.loads(line) for line in path.read_text().splitlines()]
+    return [
+        workload
+        for workload in workloads
+        if any(fnmatch.fnmatch(workload["name"], pattern) for pattern in patterns)
+    ]
+
+
 def zoo_entries(patterns, path=ZOO):
     """Workloads of the zoo whose inputs this program can make, as rows without a bar."""
     entries = []
-    for line in path.read_text().splitlines():
-        workload = json.loads(line)
-        if not any(fnmatch.fnmatch(workload["name"], pattern) for pattern in patterns):
-            continue
-        terms = zoo_terms(workload)
-        if (
-            terms is None
-            or workload["varlen"]
-            or workload["paged"]
-            or workload["sinks"]
-            or workload["mask_kind"] not in ("dense", "causal", "window")
-            or workload["dtype"] not in ("fp16", "bf16", "fp32")
-        ):
-            print(f"{workload['name']:<28} left out: compare.py makes no inputs for it")
+    for workload in zoo_workloads(patterns, path):
+        if zoo_obstacle(workload) is not None:
             continue
         words = [
             f"fwd {workload['dtype']} b={workload['batch']} h={workload['heads_q']}/{workload['heads_kv']}",
@@ -1138,7 +1152,7 @@ def zoo_entries(patterns, path=ZOO):
         for field in ("scale", "softcap"):
             if workload[field] is not None:
                 words.append(f"{field}={workload[field]}")
-        spec = " ".join(words + terms)
+        spec = " ".join(words + zoo_terms(workload))
         entries.append(
             {"name": workload["name"], "spec": spec, "versus": "best", "must": None, "aim": None}
         )

@@ -3,12 +3,16 @@
 
     portable.py --library build/release/libtilewright.so --results bench/results
     portable.py --budget 60 --resume bench/results/h200/portable.json ...
+    portable.py --table bench/results/h200/portable.json    the summary in the README
 
 Rows and workloads come in this order; what RESUME holds of the same commit is not run again, and no
 group begins after BUDGET seconds, so that several short runs add up to one file. It is written after
 each group. Groups of up to 8 that fit in 16 GB are measured together by the protocol of compare.py
 (--together), rows with 40 ms instead of 70 a round, workloads of the zoo with 15 ms and 5 ms of
 warming up (`protocol` says which).
+
+`not_timed` says of each other workload of the zoo what compare.py makes no inputs for; the GPU tests run
+them (tests/zoo).
 
 A row with a `family` runs on that family, the others on what Prepare picks by default. `value` is in
 TFLOP/s, `us` and `gb_s` are the time of a call and the bytes of all tensors over it, `share` is the
@@ -18,6 +22,7 @@ import argparse
 import json
 import os
 import pathlib
+import statistics
 import sys
 import time
 
@@ -87,20 +92,72 @@ def summary(rows):
         "ran": len(ran),
         "with_a_peer": len(judged),
         "faster": sum(row["ratio"] > 1 for row in judged),
+        "median_ratio": round(statistics.median(row["ratio"] for row in judged), 2) if judged else None,
     }
+
+
+def not_timed():
+    """{workload: what of it compare.py makes no inputs for}"""
+    obstacles = {
+        workload["name"]: compare.zoo_obstacle(workload) for workload in compare.zoo_workloads(["*"])
+    }
+    return {name: obstacle for name, obstacle in obstacles.items() if obstacle is not None}
+
+
+def table(results):
+    """The summary of a file of results in Markdown: by the length of the queries and the head dim."""
+    zoo = [row for row in results["rows"] if row.get("protocol") == "zoo"]
+    lines = [
+        f"{results['device']}, driver {results['driver']}, {results['date']}, commit "
+        f"{results['commit'][:12]}; best peer: the fastest of cuDNN, FlashAttention-2 and the memory-efficient "
+        "kernel that runs a workload and is right:",
+        "",
+        "| workloads with | timed | that a peer runs | faster than the best peer | median ratio |",
+        "|---|---|---|---|---|",
+    ]
+
+    def add(title, chosen):
+        of = summary(chosen)
+        ratio = "–" if of["median_ratio"] is None else f"{of['median_ratio']:.2f}"
+        lines.append(
+            f"| {title} | {of['ran']} of {of['asked']} | {of['with_a_peer']} | {of['faster']} | {ratio} |"
+        )
+
+    specs = {row["name"]: compare.parse_spec(row["spec"]) for row in zoo}
+    groups = {
+        "one query": lambda spec: spec.seqlen_q == 1,
+        "2 to 256 queries": lambda spec: 1 < spec.seqlen_q <= 256,
+        "more, head dim at most 128": lambda spec: spec.seqlen_q > 256 and spec.dim_qk <= 128,
+        "more, larger head dims": lambda spec: spec.seqlen_q > 256 and spec.dim_qk > 128,
+    }
+    for title, belongs in groups.items():
+        add(title, [row for row in zoo if belongs(specs[row["name"]])])
+    add("all", zoo)
+    lines += [
+        "",
+        f"{len(results['not_timed'])} further workloads (packed sequences, pages, masks and biases by snippets) are "
+        "checked by the GPU tests and not timed here.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def parse_arguments(argv):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--library", help="libtilewright.so (default: below build/)")
-    parser.add_argument("--results", required=True, help="folder to write DEVICE/portable.json into")
+    parser.add_argument("--results", help="folder to write DEVICE/portable.json into")
+    parser.add_argument(
+        "--table", type=pathlib.Path, help="print the summary of a file of results, and stop"
+    )
     parser.add_argument("--resume", help="a file of an earlier piece")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds")
     parser.add_argument("--only", choices=("rows", "zoo"), help="one half of the work")
     parser.add_argument("--names", nargs="+", default=["*"], help="patterns of rows and workloads")
     parser.add_argument("--commit", help="of the tree that is measured (default: git's HEAD)")
     parser.add_argument("--list", action="store_true", help="print what is left to do, and stop")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.results is None and arguments.table is None:
+        parser.error("--results or --table must be given")
+    return arguments
 
 
 def entries_of(arguments):
@@ -115,6 +172,9 @@ def entries_of(arguments):
 
 def main(argv):
     arguments = parse_arguments(argv)
+    if arguments.table is not None:
+        print(table(json.loads(arguments.table.read_text())), end="")
+        return 0
     chosen = entries_of(arguments)
     earlier = json.loads(pathlib.Path(arguments.resume).read_text()) if arguments.resume else {}
     commit = compare.commit_hash(arguments.commit)
@@ -144,6 +204,7 @@ def main(argv):
     path = folder / f"{TOPIC}.json"
     limits = earlier["limits"] if rows else compare.measured_limits()
     header["limits"] = limits
+    header["not_timed"] = not_timed()
     all_rows = compare.load_entries(HERE / "peers_portable.json")
     for kind, family, peers, entries in groups_of(chosen):
         if time.monotonic() - start > arguments.budget:

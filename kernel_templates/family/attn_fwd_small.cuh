@@ -8,8 +8,8 @@
 // right; longer sequences take further visits through the same loop.
 //
 // Visit     one tile of query rows and kBlockN of its keys. A tile of rows without keys is a visit
-//           without. One thread finds the visit after the next and leaves it in shared memory, so
-//           that its divisions and its sizes cost no other thread instructions or registers.
+//           without. All threads find the next one, in registers: between tiles that differ in
+//           their batch only, which a block's usually do, by a few additions.
 // Teams     A block has kTeams, which have nothing in common but the terms; each walks tiles of its
 //           own.
 // Terms     Bias terms and masks do not depend on Q and K. Those of Config::kKeptTerms are added up
@@ -29,8 +29,6 @@
 //             q      [2][kBlockM][pitch]   of this tile of rows and the next; at its end O
 //             k      [2][kBlockN][pitch]
 //             v      [2][kBlockN][pitch]
-//             visits [3]                   this one, the next, and the one after (before that is
-//                                          found: the one before)
 //             keep   [2][kBlockN / 2]      what masks keep which are not among the terms: of two
 //                                          keys, 16 bits each
 //           terms  [m16 tiles][n8 tiles][32 lanes]
@@ -84,8 +82,15 @@ concept HasOtherMasks = requires {
 
 // Whether the same tile of another batch has as many rows, and the same blocks of keys.
 template <class Config>
-inline constexpr bool kTilesAreAlike =
-    kIsSame<typename Config::Lengths, LengthsUniform>&& Config::Mask::kIsInterval;
+inline constexpr bool kTilesAreAlike = kIsSame<typename Config::Lengths, LengthsUniform> &&
+                                       (Config::Mask::kIsInterval || Config::kKeptTerms != 0);
+
+// A tile of query rows: of which (batch, head), and which of its tiles.
+struct Place {
+  u32 b;
+  int h;
+  int m;
+};
 
 // From one tile of a block to its next, gridDim.x further on: an addition with carries instead of
 // divisions.
@@ -128,143 +133,123 @@ struct Distance {
   }
 };
 
-// A tile of query rows and a block of its keys.
-template <class Config>
-struct alignas(16) Visit {
-  using Element = typename Config::Element;
-
-  // The (batch, head) and the tile of its rows.
-  i64 b;
-  i64 h;
-  i64 m;
-  i64 q_begin;
-  BlockWalk walk;
-  Problem problem;
-  // The rows of the tile and of the block, and how many there are of each.
+// Where a thread's part of a visit lies.
+template <class Element>
+struct Addresses {
   const Element* q;
-  Element* o;
   const Element* k;
   const Element* v;
-  int q_rows;
-  int keys;         // 0: the tile has none
-  int n;            // block of keys
-  bool exists;      // beyond the last tile of this block nothing does
-  bool first;       // of its tile
-  bool careful;     // the tile's second attempt
-  bool kept_terms;  // the block's terms are this visit's
+};
 
-  __device__ __forceinline__ i64 q_end() const {
-    return Min(q_begin + Config::kBlockM, problem.seqlen_q);
+// A tile of query rows. Shared memory has it while it is attended to, where it costs no registers.
+template <class Config>
+struct alignas(16) Tile {
+  Place place;
+  int rows;
+  int begin;  // its blocks of keys: from `top` down to this one
+  int top;
+  typename Config::Element* o;  // its first row
+
+  __device__ __forceinline__ i64 q_begin() const { return i64{place.m} * Config::kBlockM; }
+  template <class Params>
+  __device__ __forceinline__ Problem MakeProblem(const Params& params) const {
+    return tilewright::MakeProblem<Config>(place.b, place.h, params);
   }
+};
+
+// A block of keys of a tile.
+template <class Config>
+struct Visit {
+  Tile<Config> tile;
+  Addresses<typename Config::Element> at;
+  int n;     // block of keys; below tile.begin the tile has none
+  int keys;  // of the block
+  // In one register.
+  bool exists : 1;   // beyond the last tile of this block nothing does
+  bool first : 1;    // of its tile
+  bool careful : 1;  // the tile's second attempt
+
   __device__ __forceinline__ i64 kv_begin() const { return i64{n} * Config::kBlockN; }
   template <class Params>
-  __device__ __forceinline__ int Below(const Params& params) const {
-    return BlockBelow<Config>(n, walk, problem, q_begin, q_end(), params);
-  }
-
-  template <class AnyElement>
-  __device__ __forceinline__ AnyElement* RowAt(AnyElement* base,
-                                               const abi::TensorStrides& strides) const {
-    return base + problem.q_batch * strides.batch + problem.h * strides.head +
-           (problem.q_row + q_begin) * strides.seq;
-  }
-  template <class Params>
-  __device__ __forceinline__ void FindKeys(const Params& params) {
-    keys = 0;
-    if (n < walk.begin) return;
-    keys = static_cast<int>(Min(Config::kBlockN, problem.seqlen_kv - kv_begin()));
-    k = KeyAt(params.core.k, params.core.k_strides, params);
-    v = KeyAt(params.core.v, params.core.v_strides, params);
-  }
-  template <class Params>
-  __device__ __forceinline__ const Element* KeyAt(const void* base,
-                                                  const abi::TensorStrides& strides,
-                                                  const Params& params) const {
-    return static_cast<const Element*>(FirstKeyRow<Config>(base, strides, problem, params)) +
-           kv_begin() * strides.seq;
+  __device__ __forceinline__ int Below(const Problem& problem, const Params& params) const {
+    return BlockBelow<Config>(n, {tile.begin, n, 0, 0}, problem, tile.q_begin(),
+                              Min(tile.q_begin() + Config::kBlockM, problem.seqlen_q), params);
   }
 
   template <class Params>
   __device__ __forceinline__ void Move(const Distance& distance, const Params& params) {
-    const i64 m_tiles = CeilDiv(SeqlenQ<Config>(params), Config::kBlockM);
-    m += distance.m;
-    h += distance.h;
-    b += distance.b;
-    if (m >= m_tiles) m -= m_tiles, ++h;
-    if (h >= params.core.heads_q) h -= params.core.heads_q, ++b;
+    const int m_tiles = static_cast<int>(CeilDiv(SeqlenQ<Config>(params), Config::kBlockM));
+    tile.place.m += static_cast<int>(distance.m);
+    tile.place.h += static_cast<int>(distance.h);
+    tile.place.b += static_cast<u32>(distance.b);
+    if (tile.place.m >= m_tiles) tile.place.m -= m_tiles, ++tile.place.h;
+    if (tile.place.h >= params.core.heads_q) {
+      tile.place.h -= static_cast<int>(params.core.heads_q), ++tile.place.b;
+    }
   }
 
-  // The first block of keys of this tile, or of the next one of this block that has rows.
-  template <class Params>
-  __device__ __forceinline__ void Begin(const Distance& distance, const Params& params) {
+  // The first block of keys of the tile at `place`, or of the next one of this block that has rows.
+  template <class Copier, class Params>
+  __device__ __forceinline__ void Begin(const Distance& distance, const Copier& copier,
+                                        const Params& params) {
     first = true;
+    Problem problem;
     for (;; Move(distance, params)) {
-      exists = b < Batch<Config>(params);
+      exists = tile.place.b < Batch<Config>(params);
       if (!exists) return;
-      q_begin = m * Config::kBlockM;
-      problem = MakeProblem<Config>(b, h, params);
-      if (q_begin < problem.seqlen_q) break;
+      problem = tile.MakeProblem(params);
+      if (tile.q_begin() < problem.seqlen_q) break;
     }
+    const i64 q_end = Min(tile.q_begin() + Config::kBlockM, problem.seqlen_q);
+    tile.rows = static_cast<int>(q_end - tile.q_begin());
     const BlockRange range =
-        Config::Mask::NBlocks(problem, q_begin, q_end(), Config::kBlockN, params);
-    walk = {static_cast<int>(range.begin), static_cast<int>(range.end), 0, 0};
-    n = walk.end;
-    n = Below(params);
-    q_rows = static_cast<int>(q_end() - q_begin);
-    const abi::AttnFwdParams& core = params.core;
-    q = RowAt(static_cast<const Element*>(core.q), core.q_strides);
-    o = RowAt(static_cast<Element*>(core.o), core.o_strides);
-    kept_terms = distance.same_terms && walk.end * Config::kBlockN <= Config::kTermKeys;
-    FindKeys(params);
-  }
-  __device__ __forceinline__ void CopyByWarp(const Visit& from) {
-    static_assert(sizeof(Visit) % 16 == 0 && sizeof(Visit) <= 32 * 16);
-    const unsigned lane = threadIdx.x % 32;
-    if (lane < sizeof(Visit) / 16) {
-      reinterpret_cast<Words<16>*>(this)[lane] = reinterpret_cast<const Words<16>*>(&from)[lane];
-    }
-    __syncwarp();
+        Config::Mask::NBlocks(problem, tile.q_begin(), q_end, Config::kBlockN, params);
+    tile.begin = static_cast<int>(range.begin);
+    n = static_cast<int>(range.end);
+    n = tile.top = Below(problem, params);
+    FindKeys(problem.seqlen_kv);
+    at = copier.Find(problem, tile.q_begin(), kv_begin(), params);
+    tile.o = copier.RowsOfO(problem, tile.q_begin(), params);
   }
 
-  // To the next block of keys, or to a tile that differs in its batch only, by what changes: this
-  // lies in shared memory. False when there is more to do (Leave).
+  __device__ __forceinline__ void FindKeys(i64 seqlen_kv) {
+    keys = n < tile.begin ? 0 : static_cast<int>(Min(Config::kBlockN, seqlen_kv - kv_begin()));
+  }
+
+  // To the next block of keys, or to the next tile; whether that has to begin.
   template <class Params>
   __device__ __forceinline__ bool Follow(const Distance& distance, const Params& params) {
-    if (!exists) return true;
-    const int below = Below(params);
-    if (below >= walk.begin) {
+    if (!exists) return false;
+    const int below = n > tile.begin ? Below(tile.MakeProblem(params), params) : tile.begin - 1;
+    if (below >= tile.begin) {
       const i64 keys_up = i64{n - below} * Config::kBlockN;
-      k -= keys_up * params.core.k_strides.seq;
-      v -= keys_up * params.core.v_strides.seq;
+      at.k -= keys_up * params.core.k_strides.seq;
+      at.v -= keys_up * params.core.v_strides.seq;
       n = below;
       keys = Config::kBlockN;  // only the last block, which comes first, has fewer
       first = false;
-      return true;
+      return false;
     }
     careful = false;
-    // A tile with one block of keys at most.
-    if (!distance.steady || !first) return false;
-    const i64 next = b + distance.b;
-    b = problem.b = problem.q_batch = problem.kv_batch = next;
-    exists = next < Batch<Config>(params);
-    q += distance.q;
-    k += distance.k;
-    v += distance.v;
-    o += distance.o;
-    return true;
-  }
-  // To the next tile.
-  template <class Params>
-  __device__ __forceinline__ void Leave(const Distance& distance, const Params& params) {
-    Move(distance, params);
-    Begin(distance, params);
-  }
-  // The first visit of this block, or of the tile's second attempt.
-  template <class Params>
-  __device__ __forceinline__ void Start(bool again, const Distance& distance,
-                                        const Params& params) {
-    Begin(distance, params);
-    careful = again;
+    if (!distance.steady) {
+      Move(distance, params);
+      return true;
+    }
+    tile.place.b += static_cast<u32>(distance.b);
+    tile.o += distance.o;
+    exists = tile.place.b < Batch<Config>(params);
+    at.q += distance.q;
+    at.k += distance.k;
+    at.v += distance.v;
+    first = true;
+    if (n < tile.top) {
+      const i64 keys_up = i64{tile.top - n} * Config::kBlockN;
+      at.k += keys_up * params.core.k_strides.seq;
+      at.v += keys_up * params.core.v_strides.seq;
+      n = tile.top;
+      FindKeys(SeqlenKv<Config>(params));
+    }
+    return false;
   }
 };
 
@@ -275,11 +260,23 @@ __device__ __forceinline__ bool AnyByte(const u8 (&bytes)[kCount]) {
   for (int n = 0; n < kCount; n += 4) any |= *reinterpret_cast<const u32*>(&bytes[n]);
   return any != 0;
 }
-template <int kCount>
-__device__ __forceinline__ void ClearWords(u8 (&bytes)[kCount]) {
-#pragma unroll
-  for (int n = 0; n < kCount; n += 4) *reinterpret_cast<u32*>(&bytes[n]) = 0;
-}
+
+// Whether rows may be copied by chunks of 16 bytes, those of Q, K and V and those of O. In shared
+// memory, for the registers.
+struct Widths {
+  bool in;
+  bool out;
+
+  template <class Config, class Params>
+  static __device__ __forceinline__ Widths Of(const Params& params) {
+    using Element = typename Config::Element;
+    const abi::AttnFwdParams& core = params.core;
+    return {Aligned16<Element>(core.q, core.q_strides) &&
+                Aligned16<Element>(core.k, core.k_strides) &&
+                Aligned16<Element>(core.v, core.v_strides),
+            Config::kHeadDimV % 8 == 0 && Aligned16<Element>(core.o, core.o_strides)};
+  }
+};
 
 // What a team has of its own.
 template <class Config>
@@ -289,11 +286,11 @@ struct TeamStorage {
   alignas(16) Element q[2][Config::kBlockM][Rows<Config>::kPitchQo];
   alignas(16) Element k[2][Config::kBlockN][Rows<Config>::kPitchQk];
   alignas(16) Element v[2][Config::kBlockN][Rows<Config>::kPitchV];
-  Visit<Config> visits[3];
   u32 keep[2][Config::kBlockN / 2];
-  // Of each warp: at the visit of that number a tile ended that has to be computed again. Read as
-  // words.
-  alignas(4) u8 failed[3][RoundUp(kThreads<Config> / 32, 4)];
+  Tile<Config> tiles[2];  // as of q
+  // Which warps found at this visit and at the one before that the tile has to be computed again.
+  // Read as words.
+  alignas(4) u8 failed[2][RoundUp(kThreads<Config> / 32, 4)];
 };
 
 template <class Config>
@@ -304,6 +301,8 @@ struct SharedStorage {
   TeamStorage<Config> teams[Config::kTeams];
   Term terms[kTermTiles + 1][32];  // one more, for there are no arrays of nothing
   Distance distance;
+  Widths wide;
+  Place first;  // tile of this block
 };
 
 // What a thread copies of each tile: chunks of 16 bytes in one column, kRows rows apart. Without
@@ -316,95 +315,129 @@ struct TileCopier {
   static constexpr int kLanes = PowerOfTwoFrom(kChunks);
   static constexpr int kRows = kThreads<Config> / kLanes;
 
-  i64 offset;    // of its first chunk, from the tile's first row
-  i64 distance;  // from one to the next
+  static __device__ __forceinline__ int Row() { return ThreadOfTeam<Config>() / kLanes; }
+  static __device__ __forceinline__ int Chunk() { return ThreadOfTeam<Config>() % kLanes; }
+  // Of its first chunk, from the tile's first row.
+  static __device__ __forceinline__ i64 Offset(i64 stride) { return Row() * stride + Chunk() * 8; }
 
-  __device__ __forceinline__ explicit TileCopier(const abi::TensorStrides& strides)
-      : offset(ThreadOfTeam<Config>() / kLanes * strides.seq + ThreadOfTeam<Config>() % kLanes * 8),
-        distance(ptx::Opaque(strides.seq * kRows)) {}
-
+  // `from`: the thread's first chunk.
   template <int kTileRows, int kPitch>
-  __device__ __forceinline__ void Start(Element (&tile)[kTileRows][kPitch], const Element* first,
-                                        i64 stride, int rows, bool wide) const {
+  static __device__ __forceinline__ void Start(Element (&tile)[kTileRows][kPitch],
+                                               const Element* from, i64 stride, int rows,
+                                               bool wide) {
     if (!wide) {
-      StartCopy<Config, Shape>(tile, rows, false, DenseRows<Element>{first, stride});
+      StartCopy<Config, Shape>(tile, rows, false,
+                               DenseRows<Element>{from - Offset(stride), stride});
       return;
     }
-    const int row = ThreadOfTeam<Config>() / kLanes;
-    const int chunk = ThreadOfTeam<Config>() % kLanes;
-    if (kLanes != kChunks && chunk >= kChunks) return;
+    if (kLanes != kChunks && Chunk() >= kChunks) return;
     // All bytes of a chunk, those below kColumnCount, or none.
-    const int bytes = Min(16, Max(0, (kColumnCount - chunk * 8) * 2));
-    const Element* from = first + offset;
+    const int bytes =
+        kChunks * 8 == kColumnCount ? 16 : Min(16, Max(0, (kColumnCount - Chunk() * 8) * 2));
+    const int left = rows - Row();
+    const i64 distance = ptx::Opaque(stride * kRows);
 #pragma unroll
     for (int step = 0; step < kTileRows; step += kRows) {
-      if (kTileRows % kRows == 0 || step + row < kTileRows) {
-        CopyChunk<Config>(&tile[ColumnOfKey<kRunKeys>(step + row)][chunk * 8], from,
-                          step + row < rows ? bytes : 0);
+      if (kTileRows % kRows == 0 || step + Row() < kTileRows) {
+        CopyChunk<Config>(&tile[ColumnOfKey<kRunKeys>(step + Row())][Chunk() * 8], from,
+                          step < left ? bytes : 0);
       }
       from += distance;
     }
   }
 };
 
-// All that a thread knows of copies.
 template <class Config>
 struct Copier {
   using Element = typename Config::Element;
-  TileCopier<Config, Config::kHeadDimQk, Rows<Config>::kQStep, 2> q;
-  TileCopier<Config, Config::kHeadDimQk, Rows<Config>::kQStep, Config::kRunKeys> k;
-  TileCopier<Config, Config::kHeadDimV, Rows<Config>::kVStep, Config::kRunKeys> v;
-  bool wide;
-  bool wide_o;
+  using Q = TileCopier<Config, Config::kHeadDimQk, Rows<Config>::kQStep, 2>;
+  using K = TileCopier<Config, Config::kHeadDimQk, Rows<Config>::kQStep, Config::kRunKeys>;
+  using V = TileCopier<Config, Config::kHeadDimV, Rows<Config>::kVStep, Config::kRunKeys>;
+  const Widths& wide;
 
+  // Of this thread's first chunks.
   template <class Params>
-  __device__ __forceinline__ explicit Copier(const Params& params)
-      : q(params.core.q_strides),
-        k(params.core.k_strides),
-        v(params.core.v_strides),
-        wide(Aligned16<Element>(params.core.q, params.core.q_strides) &&
-             Aligned16<Element>(params.core.k, params.core.k_strides) &&
-             Aligned16<Element>(params.core.v, params.core.v_strides)),
-        wide_o(Config::kHeadDimV % 8 == 0 &&
-               Aligned16<Element>(params.core.o, params.core.o_strides)) {}
+  __device__ __forceinline__ Addresses<Element> Find(const Problem& problem, i64 q_begin,
+                                                     i64 kv_begin, const Params& params) const {
+    const abi::AttnFwdParams& core = params.core;
+    return {
+        RowAt(static_cast<const Element*>(core.q), core.q_strides, problem, q_begin) +
+            Q::Offset(core.q_strides.seq),
+        KeyAt(core.k, core.k_strides, problem, kv_begin, params) + K::Offset(core.k_strides.seq),
+        KeyAt(core.v, core.v_strides, problem, kv_begin, params) + V::Offset(core.v_strides.seq)};
+  }
+  template <class Params>
+  __device__ __forceinline__ Element* RowsOfO(const Problem& problem, i64 q_begin,
+                                              const Params& params) const {
+    return RowAt(static_cast<Element*>(params.core.o), params.core.o_strides, problem, q_begin);
+  }
 
   // Starts the copies of a visit: Q with the first of a tile.
   template <class Params>
   __device__ __forceinline__ void Start(TeamStorage<Config>& shared, int q_slot, int slot,
                                         const Visit<Config>& visit, const Params& params) const {
     const abi::AttnFwdParams& core = params.core;
-    if (visit.first) q.Start(shared.q[q_slot], visit.q, core.q_strides.seq, visit.q_rows, wide);
+    if (visit.first) {
+      Q::Start(shared.q[q_slot], visit.at.q, core.q_strides.seq, visit.tile.rows, wide.in);
+    }
     if (visit.keys > 0) {
-      k.Start(shared.k[slot], visit.k, core.k_strides.seq, visit.keys, wide);
-      v.Start(shared.v[slot], visit.v, core.v_strides.seq, visit.keys, wide);
+      K::Start(shared.k[slot], visit.at.k, core.k_strides.seq, visit.keys, wide.in);
+      V::Start(shared.v[slot], visit.at.v, core.v_strides.seq, visit.keys, wide.in);
     }
   }
 
   // Writes the warp's rows of O, as far as they exist, from shared memory.
   template <class Params>
-  __device__ __forceinline__ void Store(const Element* rows, const Visit<Config>& visit,
+  __device__ __forceinline__ void Store(const Element* rows, const Tile<Config>& tile,
                                         const Params& params) const {
-    const int first_row = Rows<Config>::FirstRow();
-    if (!wide_o) {
-      StoreTileOfRows<Config>(rows, Rows<Config>::kPitchQo, visit.q_begin + first_row,
-                              Config::kRowsPerWarp, visit.problem, params);
+    if (!wide.out) {
+      StoreTileOfRows<Config>(rows, Rows<Config>::kPitchQo,
+                              tile.q_begin() + Rows<Config>::FirstRow(), Config::kRowsPerWarp,
+                              tile.MakeProblem(params), params);
       return;
     }
-    constexpr int kChunks = RoundUp(Config::kHeadDimV, 8) / 8;
-    constexpr int kLanes = PowerOfTwoFrom(kChunks), kRows = 32 / kLanes;
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    const int row = lane / kLanes, chunk = lane % kLanes;
-    if (kLanes != kChunks && chunk >= kChunks) return;
-    const i64 stride = params.core.o_strides.seq;
-    Element* to = visit.o + (first_row + row) * stride + chunk * 8;
+    if (kLanesOfO != kChunksOfO && ChunkOfO() >= kChunksOfO) return;
+    const int first_row = Rows<Config>::FirstRow() + RowOfO();
+    const int left = tile.rows - first_row;
+    const i64 stride = params.core.o_strides.seq, distance = stride * kRowsOfO;
+    const Element* from = rows + RowOfO() * Rows<Config>::kPitchQo + ChunkOfO() * 8;
+    Element* to = tile.o + first_row * stride + ChunkOfO() * 8;
 #pragma unroll
-    for (int step = 0; step < Config::kRowsPerWarp; step += kRows) {
-      if (first_row + row + step < visit.q_rows) {
-        *reinterpret_cast<Words<16>*>(to) = *reinterpret_cast<const Words<16>*>(
-            rows + (row + step) * Rows<Config>::kPitchQo + chunk * 8);
+    for (int step = 0; step < Config::kRowsPerWarp; step += kRowsOfO) {
+      if (step < left) {
+        *reinterpret_cast<Words<16>*>(to) =
+            *reinterpret_cast<const Words<16>*>(from + step * Rows<Config>::kPitchQo);
       }
-      to += kRows * stride;
+      to += distance;
     }
+  }
+
+ private:
+  // Of a warp's rows of O.
+  static constexpr int kChunksOfO = RoundUp(Config::kHeadDimV, 8) / 8;
+  static constexpr int kLanesOfO = PowerOfTwoFrom(kChunksOfO);
+  static constexpr int kRowsOfO = 32 / kLanesOfO;
+  static __device__ __forceinline__ int RowOfO() {
+    return static_cast<int>(threadIdx.x % 32) / kLanesOfO;
+  }
+  static __device__ __forceinline__ int ChunkOfO() {
+    return static_cast<int>(threadIdx.x % 32) % kLanesOfO;
+  }
+
+  template <class AnyElement>
+  static __device__ __forceinline__ AnyElement* RowAt(AnyElement* base,
+                                                      const abi::TensorStrides& strides,
+                                                      const Problem& problem, i64 q_begin) {
+    return base + problem.q_batch * strides.batch + problem.h * strides.head +
+           (problem.q_row + q_begin) * strides.seq;
+  }
+  template <class Params>
+  static __device__ __forceinline__ const Element* KeyAt(const void* base,
+                                                         const abi::TensorStrides& strides,
+                                                         const Problem& problem, i64 kv_begin,
+                                                         const Params& params) {
+    return static_cast<const Element*>(FirstKeyRow<Config>(base, strides, problem, params)) +
+           kv_begin * strides.seq;
   }
 };
 
@@ -412,7 +445,7 @@ struct Copier {
 // the answers are put together when they have arrived.
 template <class Config, class Params>
 struct OtherMasks {
-  __device__ __forceinline__ OtherMasks(const Visit<Config>&, const Params&) {}
+  __device__ __forceinline__ OtherMasks(const Tile<Config>&, const Params&) {}
   __device__ __forceinline__ void Ask(const Visit<Config>&, const Params&) {}
   __device__ __forceinline__ void Store(u32*) const {}
 };
@@ -426,16 +459,15 @@ struct OtherMasks<Config, Params> {
   Head head;  // of the tile
   u32 kept[kSteps];
 
-  __device__ __forceinline__ OtherMasks(const Visit<Config>& visit, const Params& params)
-      : head(visit.problem, params) {}
+  __device__ __forceinline__ OtherMasks(const Tile<Config>& tile, const Params& params)
+      : head(tile.MakeProblem(params), params) {}
 
-  // Pairs of keys, the first ones by the last warp: the first has most to do.
+  // Pairs of keys.
   static __device__ __forceinline__ int PairOf(int step) {
-    return (step + 1) * kThreads<Config> - 32 - ThreadOfTeam<Config>() / 32 * 32 +
-           static_cast<int>(threadIdx.x % 32);
+    return step * kThreads<Config> + ThreadOfTeam<Config>();
   }
   __device__ __forceinline__ void Ask(const Visit<Config>& visit, const Params& params) {
-    if (visit.first) head = Head(visit.problem, params);
+    if (visit.first) head = Head(visit.tile.MakeProblem(params), params);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int key = 2 * PairOf(step);
@@ -468,13 +500,15 @@ struct Attention {
   Term (&terms)[SharedStorage<Config>::kTermTiles + 1][32];
   const Params& params;
   Rows<Config>& rows;
+  const Tile<Config>& tile;
   const Visit<Config>& visit;
   int q_slot;
   int slot;
+  bool keeps_terms;  // those of this block
 
   __device__ __forceinline__ void Run() const {
     if constexpr (Config::kKeptTerms == 0 || !Config::Dropout::kIdentity) {
-      const HeadPolicies<Config, Params> policies(visit.problem, params);
+      const HeadPolicies<Config, Params> policies(tile.MakeProblem(params), params);
       Steps(&policies);
     } else {
       // Which terms a head has takes divisions, which kept ones spare.
@@ -486,22 +520,22 @@ struct Attention {
   __device__ __forceinline__ void Steps(const HeadPolicies<Config, Params>* policies) const {
     const int steps = (visit.keys + Config::kStepKeys - 1) / Config::kStepKeys;
     if (visit.careful) {
-      ZeroUnseenValues<Config>(shared.v[slot], visit.problem, visit.q_begin, visit.kv_begin(),
-                               params);
+      ZeroUnseenValues<Config>(shared.v[slot], tile.MakeProblem(params), tile.q_begin(),
+                               visit.kv_begin(), params);
     }
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       Scores scores;
       rows.Scores(scores, &shared.q[q_slot][Rows<Config>::FirstRow()][0],
                   &shared.k[slot][step * Config::kStepKeys][0]);
-      if (Config::kKeptTerms != 0 && visit.kept_terms && !visit.careful) {
+      if (Config::kKeptTerms != 0 && keeps_terms && !visit.careful) {
         AddTerms(scores, step);
       } else if (kKeysOnly) {
         MaskKeys(scores, step);
       } else if (policies != nullptr) {
         Apply(scores, *policies, step);
       } else {
-        Apply(scores, HeadPolicies<Config, Params>(visit.problem, params), step);
+        Apply(scores, HeadPolicies<Config, Params>(tile.MakeProblem(params), params), step);
       }
       AddValues(scores, policies, step);
     }
@@ -516,28 +550,33 @@ struct Attention {
   }
 
   // Terms are the policies of scores that are 0. Of this team: every kTeams-th step of the keys.
-  __device__ __forceinline__ void MakeTerms(int team) const {
+  static __device__ __forceinline__ void MakeTerms(
+      Term (&terms)[SharedStorage<Config>::kTermTiles + 1][32], const Place& place, int team,
+      const Params& params) {
     using Kept = OfKeptTerms<Config>;
-    const HeadPolicies<Kept, Params> policies(visit.problem, params);
-    const int keys = visit.walk.end * Config::kBlockN;
+    const Problem problem = MakeProblem<Config>(place.b, place.h, params);
+    const HeadPolicies<Kept, Params> policies(problem, params);
+    const i64 row = i64{place.m} * Config::kBlockM + Rows<Config>::FirstRow();
 #pragma unroll 1
-    for (int key = team * Config::kStepKeys; key < keys;
+    for (int key = team * Config::kStepKeys; key < Config::kTermKeys;
          key += Config::kTeams * Config::kStepKeys) {
       Scores terms_of_step;
       ClearTile(terms_of_step);
-      ApplyPolicies<Kept>(terms_of_step, policies, visit.problem,
-                          visit.q_begin + Rows<Config>::FirstRow(), key, false, params);
-      StoreTerms(terms_of_step, key / 8);
+      ApplyPolicies<Kept>(terms_of_step, policies, problem, row, key, false, params);
+      StoreTerms(terms, terms_of_step, key / 8);
     }
   }
 
   // Of tiles of keys from `key_tile` on; a packed one is of two.
-  __device__ __forceinline__ Term& TermOf(int m, int key_tile) const {
+  static __device__ __forceinline__ Term& TermOf(
+      Term (&terms)[SharedStorage<Config>::kTermTiles + 1][32], int m, int key_tile) {
     constexpr int kTiles = Config::kPackedTerms ? 2 : 1;
     const int tile = ThreadOfTeam<Config>() / 32 * kMTiles + m;
     return terms[(tile * (Config::kTermKeys / 8) + key_tile) / kTiles][threadIdx.x % 32];
   }
-  __device__ __forceinline__ void StoreTerms(const Scores& scores, int key_tile) const {
+  static __device__ __forceinline__ void StoreTerms(
+      Term (&terms)[SharedStorage<Config>::kTermTiles + 1][32], const Scores& scores,
+      int key_tile) {
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
       if constexpr (Config::kPackedTerms) {
@@ -546,14 +585,14 @@ struct Attention {
           const float(&s)[4] = scores[m][n];
           const float(&t)[4] = scores[m][n + 1];
           using Ops = typename Rows<Config>::Ops;
-          TermOf(m, key_tile + n) = {{Ops::Pack(s[1], s[0]), Ops::Pack(s[3], s[2]),
-                                      Ops::Pack(t[1], t[0]), Ops::Pack(t[3], t[2])}};
+          TermOf(terms, m, key_tile + n) = {{Ops::Pack(s[1], s[0]), Ops::Pack(s[3], s[2]),
+                                             Ops::Pack(t[1], t[0]), Ops::Pack(t[3], t[2])}};
         }
       } else {
 #pragma unroll
         for (int n = 0; n < kNTiles; ++n) {
           const float(&s)[4] = scores[m][n];
-          TermOf(m, key_tile + n) = {
+          TermOf(terms, m, key_tile + n) = {
               {BitsOfFloat(s[0]), BitsOfFloat(s[1]), BitsOfFloat(s[2]), BitsOfFloat(s[3])}};
         }
       }
@@ -572,7 +611,7 @@ struct Attention {
         const u32 hidden = Ops::Pack(-Infinity(), -Infinity());
 #pragma unroll
         for (int n = 0; n < kNTiles; n += 2) {
-          const Term term = TermOf(m, key_tile + n);
+          const Term term = TermOf(terms, m, key_tile + n);
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const u32 of_keys = kept[n + half];
@@ -594,7 +633,7 @@ struct Attention {
       } else {
 #pragma unroll
         for (int n = 0; n < kNTiles; ++n) {
-          const Term term = TermOf(m, key_tile + n);
+          const Term term = TermOf(terms, m, key_tile + n);
 #pragma unroll
           for (int c = 0; c < 4; ++c) {
             const float s = scores[m][n][c] * scale + FloatOfBits(term.word[c]);
@@ -635,14 +674,16 @@ struct Attention {
   __device__ __forceinline__ void Apply(Scores& scores,
                                         const HeadPolicies<Config, Params>& policies,
                                         int step) const {
+    const Problem problem = tile.MakeProblem(params);
     const i64 kv_begin = visit.kv_begin() + step * Config::kStepKeys;
     const i64 kv_end = kv_begin + Config::kStepKeys;
-    const bool whole =
-        Config::KvRows::kIsDense && Config::Mask::kKnowsFull && kv_end <= visit.problem.seqlen_kv &&
-        Config::Mask::Full(visit.problem, visit.q_begin, visit.q_end(), kv_begin, kv_end, params);
+    const bool whole = Config::KvRows::kIsDense && Config::Mask::kKnowsFull &&
+                       kv_end <= problem.seqlen_kv &&
+                       Config::Mask::Full(problem, tile.q_begin(), tile.q_begin() + tile.rows,
+                                          kv_begin, kv_end, params);
     if (!Config::Score::kIdentity || !whole) {
-      ApplyPolicies<Config>(scores, policies, visit.problem,
-                            visit.q_begin + Rows<Config>::FirstRow(), kv_begin, whole, params);
+      ApplyPolicies<Config>(scores, policies, problem, tile.q_begin() + Rows<Config>::FirstRow(),
+                            kv_begin, whole, params);
     }
   }
 
@@ -663,7 +704,7 @@ struct Attention {
     }
     if constexpr (!Config::Dropout::kIdentity) {
       Weights<kNTiles>(scores, rows.softmax, to_log2, 0);
-      ApplyDropout<Config>(scores, *policies, visit.q_begin + Rows<Config>::FirstRow(),
+      ApplyDropout<Config>(scores, *policies, tile.q_begin() + Rows<Config>::FirstRow(),
                            visit.kv_begin() + step * Config::kStepKeys);
     }
     rows.AddValues(scores, &shared.v[slot][step * Config::kStepKeys][0], to_log2);
@@ -685,84 +726,58 @@ __device__ __forceinline__ void Run(const Params& params) {
   const int team = static_cast<int>(threadIdx.x) / kThreads<Config>;
   const bool is_first = ThreadOfTeam<Config>() == 0;
   TeamStorage<Config>& shared = storage.teams[team];
-  Visit<Config>* const visits = shared.visits;
   using Element = typename Config::Element;
   Rows<Config> rows;
-  const Copier<Config> copier(params);
-  // The next visit is visits[(at + 1) % 3], its copies go to the other slots. Before the first
-  // visit, and when a tile is to be computed again, there is none to attend to.
-  bool idle = true;
-  int at = 2, q_slot = 0, slot = 0;
-  const auto follow = [&](int from) {  // by the first warp
-    Visit<Config>& to = visits[(from + 1) % 3];
-    to.CopyByWarp(visits[from]);
-    if (is_first && !to.Follow(storage.distance, params)) {
-      // In registers: shared memory would be read again after each assignment.
-      Visit<Config> next = to;
-      next.Leave(storage.distance, params);
-      to = next;
-    }
-  };
+  const Copier<Config> copier{storage.wide};
   if (threadIdx.x == 0) {
     Distance distance = Distance::Of<Config>(i64{gridDim.x} * Config::kTeams, params);
-    distance.same_terms = Distance::Of<Config>(gridDim.x, params).same_terms;
+    distance.same_terms = Distance::Of<Config>(gridDim.x, params).same_terms &&
+                          SeqlenKv<Config>(params) <= Config::kTermKeys;
     storage.distance = distance;
+    storage.wide = Widths::Of<Config>(params);
   }
-  __syncthreads();
   if (is_first) {
     const Distance start = Distance::Of<Config>(blockIdx.x + i64{gridDim.x} * team, params);
-    Visit<Config> visit = {};
-    visit.Move(start, params);
-    visit.Start(false, storage.distance, params);
-    visits[0] = visit;
-    for (auto& of_visit : shared.failed) ClearWords(of_visit);
+    const Place place = {static_cast<u32>(start.b), static_cast<int>(start.h),
+                         static_cast<int>(start.m)};
+    shared.tiles[0] = {.place = place, .rows = 0, .begin = 0, .top = 0, .o = nullptr};
+    if (team == 0) storage.first = place;
+    for (auto& of_visit : shared.failed) {
+      for (u8& failed : of_visit) failed = 0;
+    }
   }
-  bool makes_terms = Config::kKeptTerms != 0;
-  if constexpr (Config::kKeptTerms != 0) {
-    __syncthreads();
-  } else {
-    SyncTeam<Config>();
-  }
-  OtherMasks<Config, Params> masks(visits[0], params);
+  __syncthreads();
+  const Distance& distance = storage.distance;
+  const bool keeps_terms = Config::kKeptTerms != 0 && distance.same_terms;
+  // Before the first visit, and when the last tile is to be computed again, there is none to attend
+  // to.
+  Visit<Config> visit = {};
+  bool begins = true;
+  OtherMasks<Config, Params> masks(shared.tiles[0], params);
   rows.Start();
-  for (;;) {
-    const Visit<Config>& visit = visits[at];
-    const Visit<Config>& next = visits[(at + 1) % 3];
+  int q_slot = 0, slot = 0;
+  for (;; slot ^= 1) {
     WaitForCopies<Config>();
     SyncTeam<Config>();
-    const bool failed = AnyByte(shared.failed[(at + 2) % 3]);
-    if (failed) {
-      // The tile before comes next, from its first block of keys, and this one after it once more:
-      // what it writes then is right.
-      if (is_first) {
-        visits[(at + 1) % 3] = visits[(at + 2) % 3];
-        visits[(at + 1) % 3].Start(true, storage.distance, params);
-      }
-      SyncTeam<Config>();
-    }
-    if (!idle && !visit.exists) {
-      if (!failed) break;
-      idle = true;
+    const bool failed = AnyByte(shared.failed[slot ^ 1]);
+    const bool idle = begins || !visit.exists;
+    if (idle && !begins && !failed) break;
+    // After a tile that failed it comes next, from its first block of keys, and then this one once
+    // more: what it writes then is right.
+    const Tile<Config>& tile = shared.tiles[q_slot];
+    Visit<Config> next = visit;
+    next.tile = failed ? shared.tiles[q_slot ^ 1] : tile;
+    if (failed || begins || next.Follow(distance, params)) {
+      next.Begin(distance, copier, params);
+      next.careful = failed;
     }
     const bool last = !next.exists || next.first;
     if (next.exists) {
+      if (next.first && is_first && !failed) shared.tiles[q_slot ^ 1] = next.tile;
       copier.Start(shared, next.first ? q_slot ^ 1 : q_slot, slot ^ 1, next, params);
     }
     CommitCopies<Config>();
-    if (ThreadOfTeam<Config>() < 32) follow((at + 1) % 3);
     masks.Ask(next, params);
-    if constexpr (Config::kKeptTerms != 0) {
-      if (makes_terms) {
-        // Behind the first copies. The visits of all tiles of the block have the same terms.
-        const Visit<Config>& first = storage.teams[0].visits[0];
-        if (first.exists && first.kept_terms) {
-          Attention<Config, Params>{shared, storage.terms, params, rows, first, 0, 0}.MakeTerms(
-              team);
-        }
-        makes_terms = false;
-        __syncthreads();
-      }
-    }
     bool fails_here = false;
     if (!idle) {
       if (visit.careful && visit.first) {
@@ -770,27 +785,36 @@ __device__ __forceinline__ void Run(const Params& params) {
         rows.Start();
       }
       if (visit.keys > 0) {
-        Attention<Config, Params>{shared, storage.terms, params, rows, visit, q_slot, slot}.Run();
+        Attention<Config, Params>{shared, storage.terms, params, rows,       tile,
+                                  visit,  q_slot,        slot,   keeps_terms}
+            .Run();
       }
       if (last) {
         const bool fails = Attention<Config, Params>::Failed(rows);
-        fails_here = !visit.careful && __any_sync(kAllLanes, fails);
+        // This tile comes once more, if the one before failed, which may have cut it short.
+        fails_here = !failed && !visit.careful && __any_sync(kAllLanes, fails);
         Element* const own = &shared.q[q_slot][Rows<Config>::FirstRow()][0];
         __syncwarp();  // Q has been read
-        rows.template Finish<kAllRowsAlike<Config>>(own, visit.problem, visit.q_begin, params);
-        copier.Store(own, visit, params);
+        rows.template Finish<kAllRowsAlike<Config>>(own, tile.MakeProblem(params), tile.q_begin(),
+                                                    params);
+        copier.Store(own, tile, params);
         rows.Start();
       }
     }
-    if (is_first) ClearWords(shared.failed[(at + 1) % 3]);
-    if (fails_here && threadIdx.x % 32 == 0) {
-      shared.failed[at][ThreadOfTeam<Config>() / 32] = 1;
+    if constexpr (Config::kKeptTerms != 0) {
+      if (begins) {
+        // Behind the first copies. All tiles of the block have the terms of its first.
+        if (keeps_terms) {
+          Attention<Config, Params>::MakeTerms(storage.terms, storage.first, team, params);
+        }
+        __syncthreads();
+      }
     }
+    if (threadIdx.x % 32 == 0) shared.failed[slot][ThreadOfTeam<Config>() / 32] = fails_here;
     masks.Store(shared.keep[slot ^ 1]);
-    idle = false;
+    begins = false;
     if (last) q_slot ^= 1;
-    slot ^= 1;
-    at = (at + 1) % 3;
+    visit = next;
   }
 }
 

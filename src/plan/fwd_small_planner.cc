@@ -29,21 +29,22 @@ constexpr int kMostTeams = 4;
 struct LongTile {
   int block_n;
   int step;
+  int rows_per_warp;
 };
-constexpr LongTile kLongTiles[] = {{128, 64}, {64, 64}, {64, 32}};
+constexpr LongTile kLongTiles[] = {{128, 32, 16}, {64, 32, 32}, {128, 64, 32}, {64, 64, 32}};
 constexpr int64_t kManyBatches = 32;
 constexpr int kFewWarps = 8;
 constexpr int kMostThreads = 1024;
 constexpr size_t kMostTerms = 16;  // that may be kept
 constexpr int kStepKeys = 32;
 constexpr int kStepKeysOf48 = 16;  // with 48 rows a warp, for the registers
-// sizeof(Visit), sizeof(Distance).
-constexpr int64_t kVisitBytes = 176;
-constexpr int64_t kDistanceBytes = 72;
+// sizeof(Tile); those of Distance, Widths and Place.
+constexpr int64_t kTileBytes = 32;
+constexpr int64_t kOtherBytes = 72 + 4 + 12;
 
 // Registers of a lane besides scores and output sums, from compiling; they decide how many blocks
 // run on an SM.
-constexpr int64_t kOtherRegisters = 84;
+constexpr int64_t kOtherRegisters = 64;
 constexpr int64_t kTermRegisters = 16;
 
 // Groups of warps with tiles of their own.
@@ -183,6 +184,7 @@ bool SetTeams(const PlanRequest& request, KernelPlan& plan) {
     // A number of blocks that is no multiple of the period keeps nothing.
     if (resident * teams <= best || (best > 0 && slots < period)) continue;
     best = resident * teams;
+    with.blocks = static_cast<int>(resident > 1 ? resident : 0);
     with.max_grid = static_cast<int>(slots < period ? slots : slots / period * period);
     plan = with;
   }
@@ -194,10 +196,10 @@ bool SetTeams(const PlanRequest& request, KernelPlan& plan) {
 void AddLong(const PlanRequest& request, const KernelPlan& common, std::vector<KernelPlan>& plans) {
   const AttentionSpec& spec = request.spec;
   for (const LongTile& tile : kLongTiles) {
-    for (const int warps : {4, 2, 8}) {
+    for (const int rows : {128, 64}) {
       KernelPlan plan = common;
-      plan.rows_per_warp = spec.dim_v > 80 ? 16 : 32;
-      plan.warps = warps;
+      plan.rows_per_warp = spec.dim_v > 80 ? 16 : tile.rows_per_warp;
+      plan.warps = rows / plan.rows_per_warp;
       plan.step = tile.step;
       plan.block_m = plan.warps * plan.rows_per_warp;
       plan.block_n = tile.block_n;
@@ -218,11 +220,11 @@ int64_t FwdSmallSmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v)
       2 * plan.stages *
       (plan.block_m * std::max(pitch_qk, pitch_v) + plan.block_n * (pitch_qk + pitch_v));
   const int64_t teams = TeamsOf(plan);
-  // Two times 16 bits for each key, and three flags of each warp.
-  const int64_t flags = 3 * RoundUp(plan.warps / teams, 4);
-  const int64_t team = RoundUp(tiles + 3 * kVisitBytes + 4 * plan.block_n + flags, 16);
+  // Two times 16 bits for each key, and two flags of each warp.
+  const int64_t flags = 2 * RoundUp(plan.warps / teams, 4);
+  const int64_t team = RoundUp(tiles + 4 * plan.block_n + 2 * kTileBytes + flags, 16);
   const int64_t term_tiles = plan.block_m / 16 * plan.kept_keys / 8 / (plan.packed_terms ? 2 : 1);
-  return RoundUp(teams * team + (term_tiles + 1) * 512 + kDistanceBytes, 16);
+  return RoundUp(teams * team + (term_tiles + 1) * 512 + kOtherBytes, 16);
 }
 
 FamilyAnswer PlanFwdSmall(const PlanRequest& request) {

@@ -62,8 +62,46 @@ class PortableTest(unittest.TestCase):
             {"protocol": "zoo", "why": "refused"},
         ]
         self.assertEqual(
-            portable.summary(rows), {"asked": 4, "ran": 3, "with_a_peer": 2, "faster": 1}
+            portable.summary(rows),
+            {"asked": 4, "ran": 3, "with_a_peer": 2, "faster": 1, "median_ratio": 1.05},
         )
+        self.assertIsNone(portable.summary(rows[3:])["median_ratio"])
+
+    def test_the_table_has_a_line_for_each_group_and_one_for_all(self):
+        def row(sizes, **fields):
+            return {
+                "name": sizes,
+                "spec": f"fwd bf16 b=1 h=1 {sizes}",
+                "protocol": "zoo",
+                "ms": 1,
+                **fields,
+            }
+
+        results = {
+            "device": "D",
+            "driver": "1",
+            "date": "today",
+            "commit": "abc",
+            "not_timed": {"other": "pages"},
+            "rows": [
+                row("s=1/64 d=64", ratio=0.5),
+                row("s=49 d=32", ratio=2),
+                row("s=512 d=64", ratio=1.5),
+                row("s=512 d=192/128"),
+            ],
+        }
+        lines = portable.table(results).splitlines()
+        self.assertIn("| one query | 1 of 1 | 1 | 0 | 0.50 |", lines)
+        self.assertIn("| more, larger head dims | 1 of 1 | 0 | 0 | – |", lines)
+        self.assertIn("| all | 4 of 4 | 3 | 2 | 1.50 |", lines)
+        self.assertTrue(lines[-1].startswith("1 further workloads"))
+
+    def test_every_workload_is_timed_or_has_a_reason(self):
+        timed = {entry["name"] for entry in compare.zoo_entries(["*"])}
+        left_out = portable.not_timed()
+        self.assertEqual(timed & set(left_out), set())
+        self.assertEqual(len(timed) + len(left_out), len(compare.zoo_workloads(["*"])))
+        self.assertEqual(left_out["llama3-8b-decode-b32-paged16"], "packed sequences")
 
     def test_terms_of_the_zoo(self):
         by_name = {

@@ -1,0 +1,84 @@
+// Blocks of attn_fwd_small that attend to many tiles, some of which have to be computed again.
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "plan/family_planner.h"
+#include "spec/canonical.h"
+#include "tests/emulated/emulated_call.h"
+#include "tests/emulated/emulated_case.h"
+
+namespace tilewright {
+namespace {
+
+using emulated::Emulation;
+using reference::HostCase;
+
+// Keys from `first` on that no row sees: what comes of them shows that a tile was not computed
+// again, or not from its first block of keys.
+void PoisonKeysFrom(HostCase& c, int64_t first) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (int64_t b = 0; b < c.spec.batch; ++b) {
+    for (int64_t j = first; j < c.spec.seqlen_kv; ++j) {
+      for (int64_t h = 0; h < c.spec.heads_kv; ++h) {
+        for (int64_t d = 0; d < c.spec.dim_qk; ++d) c.k.Set(c.KAt(b, j, h, d), nan);
+        for (int64_t d = 0; d < c.spec.dim_v; ++d) c.v.Set(c.VAt(b, j, h, d), nan);
+      }
+    }
+  }
+}
+
+// Every plan of the family for `text`, on so many blocks.
+std::vector<Emulation> OnBlocks(int blocks, const std::string& text, int64_t poisoned_from = -1) {
+  const auto spec = spec::ParseSpec(text);
+  EXPECT_TRUE(spec.ok()) << spec.status();
+  const auto plans = emulated::PlansOf(spec::Canonicalise(*spec), plan::Family::kFwdSmall);
+  EXPECT_TRUE(plans.ok()) << plans.status();
+  std::vector<Emulation> emulations;
+  for (plan::KernelPlan plan : *plans) {
+    plan.max_grid = blocks;
+    Emulation emulation = {
+        .scenario = {.spec = text}, .family = plan.family, .plan = plan.ToString()};
+    if (poisoned_from >= 0) {
+      emulation.scenario.change = [poisoned_from](HostCase& c) {
+        PoisonKeysFrom(c, poisoned_from);
+      };
+    }
+    emulations.push_back(emulation);
+  }
+  return emulations;
+}
+
+const std::vector<Emulation>& Cases() {
+  static const auto& cases = *new std::vector<Emulation>([] {
+    std::vector<Emulation> all;
+    const auto add = [&all](const std::vector<Emulation>& some) {
+      all.insert(all.end(), some.begin(), some.end());
+    };
+    // The tiles of a block are those of one head, or of several.
+    add(OnBlocks(2, "fwd bf16 b=9 h=2 s=49 d=32 lse"));
+    add(OnBlocks(3, "fwd fp16 b=9 h=2 s=20/40 d=24 causal"));
+    // Blocks of keys that a tile skips; narrow rows.
+    add(OnBlocks(1, "fwd bf16 b=3 h=1 s=50/150 d=16/33 window=20,10 lse"));
+    add(OnBlocks(4, "fwd bf16 b=8 h=2 s=49 d=32 bias=bf16:1,2,49,49 bias=bf16:2,1,49,49"));
+    // Three blocks of keys, and masks of each batch.
+    add(OnBlocks(2, "fwd bf16 b=5 h=1 s=129/260 d=16 bias=bf16:1,1,129,260 mask=bool:5,1,1,260"));
+    // Tiles that are computed again, one after the other.
+    add(OnBlocks(1, "fwd bf16 b=3 h=1 s=20/40 d=16 causal=top_left", 20));
+    add(OnBlocks(2, "fwd bf16 b=4 h=1 s=140/300 d=16 bias=bf16:1,1,140,300 causal=top_left lse",
+                 140));
+    return all;
+  }());
+  return cases;
+}
+
+class EmulatedFwdSmallTest : public testing::TestWithParam<size_t> {};
+
+TEST_P(EmulatedFwdSmallTest, AgreesWithReference) { emulated::CheckEmulation(Cases(), GetParam()); }
+
+INSTANTIATE_TEST_SUITE_P(All, EmulatedFwdSmallTest, testing::Range(size_t{0}, Cases().size()));
+
+}  // namespace
+}  // namespace tilewright
