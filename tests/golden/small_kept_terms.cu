@@ -1,5 +1,5 @@
 // Emitted by tilewright. Sizes in the line below are placeholders.
-// recreate: tilewright emit 'fwd fp16 b=1 h=1/1 s=1/1 d=32/32 bias=fp16:1,1,1,1 bias=fp16:1,1,1,1' --plan 'attn_fwd_small sm_90a m64n64 w4 r16 s2 k32 kt3 kk64 smem=48496'
+// recreate: tilewright emit 'fwd fp16 b=1 h=1/1 s=1/1 d=32/32 bias=fp16:1,1,1,1 bias=fp16:1,1,1,1' --plan 'attn_fwd_small sm_90a m64n64 w6 r32 s2 b2 k32 kt3 kk64 smem=110160'
 #include "family/attn_fwd_small.cuh"
 #include "policy/bias_terms.cuh"
 
@@ -29,11 +29,11 @@ struct Config {
   static constexpr i64 kSeqlenQ = 0;
   static constexpr i64 kSeqlenKv = 0;
   // plan
-  static constexpr int kWarps = 4;
-  static constexpr int kRowsPerWarp = 16;
+  static constexpr int kWarps = 6;
+  static constexpr int kRowsPerWarp = 32;
   static constexpr int kBlockM = 64;
   static constexpr int kBlockN = 64;
-  static constexpr int kTeams = 1;
+  static constexpr int kTeams = 3;
   static constexpr int kStepKeys = 32;
   static constexpr int kStages = 2;
   static constexpr int kKeptTerms = 3;
@@ -55,12 +55,12 @@ struct Config {
   using KeptMask = MaskChain<>;
   using OtherMask = MaskChain<>;
 };
-static_assert(sizeof(fwd_small::SharedStorage<Config>) == 48496,
+static_assert(sizeof(fwd_small::SharedStorage<Config>) == 110160,
               "plan and kernel disagree on shared memory");
 
 }  // namespace tilewright
 
-extern "C" __global__ void __launch_bounds__(128, 1)
-attn_fwd_small__fp16_d32_biasfp16_biasfp16__m64n64w4k32s2kt3k64(const __grid_constant__ tilewright::Params params) {
+extern "C" __global__ void __launch_bounds__(192, 2)
+attn_fwd_small__fp16_d32_biasfp16_biasfp16__m64n64w6k32s2kt3k64(const __grid_constant__ tilewright::Params params) {
   tilewright::fwd_small::Run<tilewright::Config>(params);
 }
