@@ -34,6 +34,7 @@
 #define TILEWRIGHT_FAMILY_ATTN_DECODE_SM90_WIDE_CUH_
 
 #include "core/concepts.cuh"
+#include "mma/packed_merge.cuh"
 #include "mma/packed_rows.cuh"
 #include "policy/dropout.cuh"
 #include "policy/mask_chain.cuh"
@@ -60,6 +61,7 @@ inline constexpr int kParts = 3;
 inline constexpr int kComputingWarps = 8;
 inline constexpr int kFirstBarrier = 1;
 inline constexpr int kSumsBarrier = 3;
+inline constexpr int kMergeBarrier = 4;
 
 template <class Config>
 struct Shape {
@@ -84,6 +86,7 @@ struct alignas(1024) SharedStorage {
   u64 q_full;
   u64 q_empty;
   packed_rows::PieceBoard board;
+  packed_rows::MergeBoard<Config> merge;
   u32 missing[kStages];
   float reference[kStages][kRows];
   float sums[2][2][kRows];  // of pieces in turn, by warpgroup
@@ -156,7 +159,7 @@ struct Loader {
       const bool more = walk.Next(&piece, params);
       packed_rows::TilePiece tile = {};
       tile.blocks = -1;
-      if (more) tile = packed_rows::TilePieceOf<Config>(piece, params);
+      if (more) tile = packed_rows::TilePieceOf<Config>(walk, piece, params);
       shared.board.Publish(n, tile);
       if (!more) return;
       // A block of keys is on its way to L2 while the one kStages before it is copied.
@@ -194,8 +197,9 @@ struct Consumer {
   SharedStorage<Config>& shared;
   const Params& params;
   const int warpgroup;
-  const int thread;  // of the warpgroup
-  const int row;     // of the block's 64: this thread's first, the other is 8 further
+  const int thread;    // of the warpgroup
+  const int row;       // of the block's 64: this thread's first, the other is 8 further
+  const int tile_row;  // the same, of the tile
   const bool v_apart;
   const float to_log2;
   const u64 q_tile, k_tiles, v_tiles;  // descriptors
@@ -204,6 +208,7 @@ struct Consumer {
   float o[S::kOutputs];
   float reference[2];  // log2 units
   float sum[2];        // of this warpgroup's weights, of this thread's columns until the end
+  bool has_rows;       // this warp
 
   __device__ __forceinline__ Consumer(SharedStorage<Config>& shared, const Params& params)
       : shared(shared),
@@ -212,6 +217,7 @@ struct Consumer {
         warpgroup(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0) - 1),
         thread(static_cast<int>(threadIdx.x) % kWarpgroup),
         row(thread / 32 * 16 + thread % 32 / 4),
+        tile_row(packed_rows::RankInCluster<Config>() * kRows + row),
         v_apart(params.decode_sm90.v_in_k == 0),
         to_log2(packed_rows::ScoreUnit<Config>(params) * kLog2OfE),
         q_tile(ptx::SwizzledDescriptor(ptx::SharedAddress(&shared.q), 16)),
@@ -227,15 +233,19 @@ struct Consumer {
     packed_rows::ArriveEverywhere<Config>(shared.k_empty[stage][part]);
   }
 
-  // Part by part, as they arrive.
-  __device__ __forceinline__ void IssueScores(float (&s)[S::kScores], int block) const {
+  // The scores of a block, part by part, as they arrive.
+  __device__ __forceinline__ void IssueFirstScores(float (&s)[S::kScores], int block) const {
     const int stage = block % kStages;
-    const u64 k_tile = k_tiles + StageUnits(stage);
     Wait(shared.k_full[stage][0], ParityOf(block));
     ptx::wgmma_fence();
-    Config::Wgmma::ScoresOfFirst(s, q_tile, k_tile);
-    Wait(shared.k_full[stage][1], ParityOf(block));
+    Config::Wgmma::ScoresOfFirst(s, q_tile, k_tiles + StageUnits(stage));
+    ptx::wgmma_commit_group();
+  }
+  __device__ __forceinline__ void IssueFurtherScores(float (&s)[S::kScores], int block) const {
+    const int stage = block % kStages;
+    const u64 k_tile = k_tiles + StageUnits(stage);
     constexpr u64 kNext = S::kOwnPanels * S::kPanelUnits;
+    Wait(shared.k_full[stage][1], ParityOf(block));
     ptx::wgmma_fence();
     Config::Wgmma::ScoresOfNext(s, q_tile + kNext, k_tile + kNext);
     Wait(shared.k_full[stage][2], ParityOf(block));
@@ -256,18 +266,21 @@ struct Consumer {
   }
 
   // Weights of the other warpgroup's block times this one's columns of V.
-  __device__ __forceinline__ void MultiplyOther(int block) {
+  __device__ __forceinline__ void IssueOther(int block) {
     const int stage = block % kStages;
     Wait(shared.weights_full[stage], ParityOf(block));
     const float after[2] = {shared.reference[stage][row], shared.reference[stage][row + 8]};
-    __syncwarp();
     MoveReferences(after);
     const u64 weights = k_tiles + StageUnits(stage) + S::kPanelsV * S::kPanelUnits;
     ptx::wgmma_fence();
     Config::Wgmma::ValuesOfOther(o, weights, v_tiles + StageUnits(stage));
     ptx::wgmma_commit_group();
-    ptx::wgmma_wait_group<0>();
+  }
+  // Behind the wait for these products. Gives the block back.
+  __device__ __forceinline__ void EndOther(int block) {
+    const int stage = block % kStages;
     ptx::AccumulatorsReady(o);
+    __syncwarp();
     Release(stage, warpgroup);
     Release(stage, 2);
   }
@@ -288,24 +301,42 @@ struct Consumer {
   }
 
   // A block of this warpgroup's own. kFollows: the one before has the other's weights.
-  template <bool kFollows>
+  template <bool kFollows, bool kScoresFirst>
   __device__ __forceinline__ void Step(const packed_rows::TilePiece& tile, int block, int key) {
     const int stage = block % kStages;
     float s[S::kScores];
-    if constexpr (kFollows) MultiplyOther(block - 1);
-    IssueScores(s, block);
-    ptx::wgmma_wait_group<0>();
+    if constexpr (kScoresFirst) {
+      IssueFirstScores(s, block);
+      IssueFurtherScores(s, block);
+      if constexpr (kFollows) IssueOther(block - 1);
+      ptx::wgmma_wait_group<kFollows ? 1 : 0>();
+    } else {
+      if constexpr (kFollows) IssueOther(block - 1);
+      IssueFirstScores(s, block);
+      if constexpr (kFollows) {
+        ptx::wgmma_wait_group<1>();
+        EndOther(block - 1);
+      }
+      IssueFurtherScores(s, block);
+      ptx::wgmma_wait_group<0>();
+    }
     ptx::AccumulatorsReady(s);
     PrepareValues(tile, block, key);
     const bool full =
         key >= tile.bounds.full_begin && key + Config::kBlockN <= tile.bounds.full_end;
     u32 missing = 0;
     if constexpr (!Config::KvRows::kIsDense) missing = shared.missing[stage];
-    packed_rows::ApplyPoliciesToRows<Config>(s, tile.piece,
-                                             packed_rows::RankInCluster<Config>() * kRows + row,
-                                             key, full, params.core.scale, missing, params);
-    float after[2], added[2];
-    packed_rows::Weigh(s, reference, to_log2, after, added);
+    float after[2] = {reference[0], reference[1]}, added[2] = {0, 0};
+    // Scores of rows that do not exist are those of zeros.
+    if (has_rows) {
+      packed_rows::ApplyPoliciesToRows<Config>(s, tile.piece, tile_row, key, full,
+                                               params.core.scale, missing, params);
+      packed_rows::Weigh(s, reference, to_log2, after, added);
+    }
+    if constexpr (kScoresFirst && kFollows) {
+      ptx::wgmma_wait_group<0>();
+      EndOther(block - 1);
+    }
     u32 p[S::kScores / 2];
 #pragma unroll
     for (int n = 0; n < S::kScores / 2; ++n) {
@@ -346,6 +377,7 @@ struct Consumer {
     if (lane == 0) ptx::mbarrier_arrive(ptx::SharedAddress(&shared.weights_full[stage]));
   }
 
+  template <bool kScoresFirst>
   __device__ __forceinline__ void Attend(const packed_rows::TilePiece& tile) {
     const int last = done + tile.blocks;
     const auto key_of = [&](int block) {
@@ -355,14 +387,16 @@ struct Consumer {
     if (own % kStages != warpgroup) {
       ++own;
     } else if (own < last) {
-      Step<false>(tile, own, key_of(own));
+      Step<false, kScoresFirst>(tile, own, key_of(own));
       own += kStages;
     }
 #pragma unroll 1
-    for (; own < last; own += kStages) Step<true>(tile, own, key_of(own));
+    for (; own < last; own += kStages) Step<true, kScoresFirst>(tile, own, key_of(own));
     // The last block is the other's.
     if (tile.blocks > 0 && own == last) {
-      MultiplyOther(last - 1);
+      IssueOther(last - 1);
+      ptx::wgmma_wait_group<0>();
+      EndOther(last - 1);
     }
     done = last;
   }
@@ -387,14 +421,23 @@ struct Consumer {
       sum[0] = sum[1] = 0;
 #pragma unroll
       for (int i = 0; i < S::kOutputs; ++i) o[i] = 0;
+      has_rows = packed_rows::HasRows<Config>(tile.piece, tile_row);
       Wait(shared.q_full, n % 2);
-      Attend(tile);
+      if (warpgroup == 0) {
+        Attend<false>(tile);
+      } else {
+        Attend<true>(tile);
+      }
       __syncwarp();
       if (thread % 32 == 0) ptx::mbarrier_arrive(ptx::SharedAddress(&shared.q_empty));
       ShareSums(n);
-      packed_rows::StorePackedRows<Config>(
-          o, tile.piece, packed_rows::RankInCluster<Config>() * kRows + row,
-          warpgroup * S::kOwnPanels * kPanelColumns, warpgroup == 0, reference, sum, params);
+      packed_rows::StorePackedRows<Config>(o, tile.piece, tile_row,
+                                           warpgroup * S::kOwnPanels * kPanelColumns,
+                                           warpgroup == 0, reference, sum, params);
+      if (tile.piece.slot >= 0) {
+        packed_rows::MergeIfLast<Config, 2 * kWarpgroup>(
+            shared.merge, tile, static_cast<int>(threadIdx.x) - kWarpgroup, kMergeBarrier, params);
+      }
       shared.board.Release(n);
     }
   }
@@ -441,7 +484,7 @@ __device__ __forceinline__ void Run(const Params& params) {
   InitialiseShared(shared);
   // What the kernel ahead has left can be read from here on.
   ptx::griddepcontrol_wait();
-  // attn_combine may take its place behind this kernel; it waits for the end of it.
+  // The kernel of the next call may take its place behind this one; it waits for the end of it.
   ptx::griddepcontrol_launch_dependents();
   if (__shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0) == 0) {
     ptx::setmaxnreg_dec<Config::kLoaderRegisters>();

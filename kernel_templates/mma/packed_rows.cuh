@@ -12,6 +12,7 @@
 #include "core/convert.cuh"
 #include "core/math.cuh"
 #include "core/warp_reduce.cuh"
+#include "core/words.cuh"
 #include "mma/score_tile.cuh"
 #include "policy/decode_work.cuh"
 #include "policy/kv_rows.cuh"
@@ -83,8 +84,13 @@ struct TilePiece {
   Piece piece;
   KeyBounds bounds;
   int first_key;
-  int blocks;  // -1: there are no more pieces
+  int blocks;       // -1: there are no more pieces
+  PartSlots slots;  // of all parts of the item, if the piece is one
 };
+
+// Floats of a part's LSEs in the workspace: of its rows, and a word of each block of a cluster.
+template <class Config>
+inline constexpr int kSlotLses = Config::kBlockM + 2 * Config::kCluster;
 
 // Where warp 0 leaves pieces for the other warps.
 struct PieceBoard {
@@ -123,11 +129,15 @@ struct PieceBoard {
 };
 
 template <class Config, class Params>
-__device__ __forceinline__ TilePiece TilePieceOf(const Piece& piece, const Params& params) {
+__device__ __forceinline__ TilePiece TilePieceOf(const PieceWalk<Config>& walk, const Piece& piece,
+                                                 const Params& params) {
   const KeyBounds bounds = BoundsOf<Config>(piece, params);
   const int first = bounds.seen_begin / Config::kBlockN * Config::kBlockN;
   const int keys = bounds.seen_end - first;
-  return {piece, bounds, first, keys > 0 ? (keys + Config::kBlockN - 1) / Config::kBlockN : 0};
+  TilePiece tile = {
+      piece, bounds, first, keys > 0 ? (keys + Config::kBlockN - 1) / Config::kBlockN : 0, {}};
+  if (piece.slot >= 0) tile.slots = walk.SlotsOfItem(piece, params.parts.lines);
+  return tile;
 }
 
 // ---- copies of keys, by warp 0
@@ -256,29 +266,42 @@ __device__ __forceinline__ u32 MissingCopies(CopyPlace place) {
 // ---- rows of Q, by warps 1 to 3
 // -------------------------------------------------------------------------------------
 
-// Copies the rows from `first_row` of the piece's tile on; columns behind the last are zeros.
+// Copies the rows from `first_row` of the piece's tile on; columns behind the last are zeros. A
+// warp has whole rows, so that the place of one is found once: the first scores wait for this.
 template <class Config, int kPanels, int kTileRows, class Params>
 __device__ __forceinline__ void LoadQueryRows(u16 (*tile)[kTileRows][kPanelColumns],
                                               const Piece& piece, int first_row,
                                               const Params& params) {
-  constexpr int kChunks = kPanels * kPanelColumns / 8;
+  constexpr int kChunks = kPanels * kPanelColumns / 8;  // of a row
+  constexpr int kLanes = kChunks < 32 ? kChunks : 32;   // that copy a row
+  constexpr int kWarpRows = 32 / kLanes;
   const abi::TensorStrides& strides = params.core.q_strides;
   const bool wide = reinterpret_cast<u64>(params.core.q) % 16 == 0 &&
                     (strides.batch | strides.seq | strides.head) % 8 == 0;
-#pragma unroll 1
-  for (int n = static_cast<int>(threadIdx.x) - 32; n < kTileRows * kChunks; n += kQueryThreads) {
-    const int row = n / kChunks, chunk = n % kChunks;
+  const int warp = static_cast<int>(threadIdx.x) / 32 - 1;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const u16* const first = static_cast<const u16*>(params.core.q) +
+                           piece.problem.q_batch * strides.batch +
+                           piece.problem.q_row * strides.seq;
+#pragma unroll 2
+  for (int n = warp * kWarpRows; n < kTileRows; n += kQueryThreads / 32 * kWarpRows) {
+    const int row = n + lane / kLanes;
+    if (lane >= kLanes * kWarpRows || row >= kTileRows) continue;
     const PackedRow at = RowAt<Config>(piece.problem, piece.first_row, first_row + row);
-    const u16* const from = static_cast<const u16*>(params.core.q) +
-                            piece.problem.q_batch * strides.batch + at.h * strides.head +
-                            (piece.problem.q_row + at.i) * strides.seq + chunk * 8;
-    u16* const to = &tile[chunk / 8][row][(chunk % 8 ^ row % 8) * 8];
-    if (wide && at.inside && chunk * 8 + 8 <= Config::kHeadDimQk) {
-      ptx::cp_async_cg_16(ptx::SharedAddress(to), from, 16);
-    } else {
+    const u16* const from = first + at.h * strides.head + at.i * strides.seq;
 #pragma unroll
-      for (int c = 0; c < 8; ++c) {
-        to[c] = at.inside && chunk * 8 + c < Config::kHeadDimQk ? from[c] : u16{0};
+    for (int step = 0; step < kChunks; step += kLanes) {
+      const int chunk = step + lane % kLanes;
+      if (chunk >= kChunks) break;
+      u16* const to = &tile[chunk / 8][row][(chunk % 8 ^ row % 8) * 8];
+      const bool exists = at.inside && chunk * 8 < Config::kHeadDimQk;
+      if (exists && wide) {
+        ptx::cp_async_cg_16(ptx::SharedAddress(to), from + chunk * 8, 16);
+      } else if (exists) {
+#pragma unroll
+        for (int c = 0; c < 8; ++c) to[c] = from[chunk * 8 + c];
+      } else {
+        *reinterpret_cast<Words<16>*>(to) = {{0, 0, 0, 0}};
       }
     }
   }
@@ -417,11 +440,15 @@ __device__ __forceinline__ void ZeroUnseenRows(u16 (*tile)[kKeys][kPanelColumns]
   ptx::fence_proxy_async_shared();
 }
 
+struct alignas(8) TwoColumns {
+  float element[2];
+};
+
 // Writes this thread's part of its rows, columns from `first_column` on of O, and where `with_lse`
 // the LSE, to their place or to the piece's slot. `sum` is that of all weights.
 template <class Config, int kOutputs, class Params>
-__device__ __forceinline__ void StorePackedRows(const float (&o)[kOutputs], const Piece& piece,
-                                                int row, int first_column, bool with_lse,
+__device__ __forceinline__ void StorePackedRows(float (&o)[kOutputs], const Piece& piece, int row,
+                                                int first_column, bool with_lse,
                                                 const float (&reference)[2], const float (&sum)[2],
                                                 const Params& params) {
   using OutElement = typename Config::OutElement;
@@ -441,6 +468,11 @@ __device__ __forceinline__ void StorePackedRows(const float (&o)[kOutputs], cons
     problem.h = at.h;
     const SoftmaxEnd end = FinishRow(reference[r], sum[r],
                                      complete ? Config::Sink::Logit(problem, params) : -Infinity());
+    if (end.empty) {
+      // What no key was added to may be NaN.
+#pragma unroll
+      for (int n = 0; n < kOutputs / 4; ++n) o[4 * n + 2 * r] = o[4 * n + 2 * r + 1] = 0;
+    }
     const float scale = end.empty ? 0.f : end.o_scale;
     if (complete) {
       if (with_lse && lane % 4 == 0) Config::Lse::Store(end.lse, problem, at.i, params);
@@ -448,9 +480,7 @@ __device__ __forceinline__ void StorePackedRows(const float (&o)[kOutputs], cons
                               at.h * strides.head + (problem.q_row + at.i) * strides.seq + column;
 #pragma unroll
       for (int n = 0; n < kOutputs / 4; ++n) {
-        // Selected, since what no key was added to may be NaN.
-        const float low = end.empty ? 0.f : o[4 * n + 2 * r] * scale;
-        const float high = end.empty ? 0.f : o[4 * n + 2 * r + 1] * scale;
+        const float low = o[4 * n + 2 * r] * scale, high = o[4 * n + 2 * r + 1] * scale;
         if (wide) {
           *reinterpret_cast<u32*>(out + n * 8) = ptx::cvt_rn_x2_f32(high, low, OutElement{});
         } else {
@@ -459,15 +489,16 @@ __device__ __forceinline__ void StorePackedRows(const float (&o)[kOutputs], cons
         }
       }
     } else {
+      if (with_lse && lane % 4 == 0) {
+        params.parts.lse[i64{piece.slot} * kSlotLses<Config> + tile_row] = end.lse;
+      }
       const i64 slot_row = i64{piece.slot} * Config::kBlockM + tile_row;
-      if (with_lse && lane % 4 == 0) params.parts.lse[slot_row] = end.lse;
       float* const out =
           static_cast<float*>(params.parts.o) + slot_row * Config::kHeadDimV + column;
 #pragma unroll
       for (int n = 0; n < kOutputs / 4; ++n) {
-        const u64 low = BitsOfFloat(end.empty ? 0.f : o[4 * n + 2 * r] * scale);
-        const u64 high = BitsOfFloat(end.empty ? 0.f : o[4 * n + 2 * r + 1] * scale);
-        *reinterpret_cast<u64*>(out + n * 8) = high << 32 | low;
+        *reinterpret_cast<TwoColumns*>(out + n * 8) = {
+            {o[4 * n + 2 * r] * scale, o[4 * n + 2 * r + 1] * scale}};
       }
     }
   }

@@ -427,9 +427,9 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
           .Int("kStages", plan.stages)
           .Int("kCluster", plan.cluster)
           .Int("kChunk", plan.chunk)
-          // With 56 the walk over pieces and pages spilled.
-          .Int("kLoaderRegisters", 72)
-          .Int("kConsumerRegisters", 216)
+          // The walk over pieces and pages spills with fewer; scores of two blocks at a time, too.
+          .Int("kLoaderRegisters", plan.column_warps > 1 ? 88 : 72)
+          .Int("kConsumerRegisters", plan.column_warps > 1 ? 208 : 216)
           .Using("Wgmma", "AttentionWgmma");
       break;
     case Family::kDecodeWide:

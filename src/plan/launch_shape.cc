@@ -123,9 +123,11 @@ int64_t DecodeLines(const KernelPlan& plan, const AttentionSpec& spec, int64_t b
 
 // Blocks of a line of `items`, at most `most`. Sequences of one length are cut so that no block has
 // parts of two of them, if that leaves no more than one block in ten without work: memory is as
-// busy with a few blocks less, and a second piece takes time of its own.
-int64_t LineBlocks(const AttentionSpec& spec, int64_t items, int64_t most) {
-  if (spec.varlen) return most;
+// busy with a few blocks less, and a second piece takes time of its own. Lengths that only the
+// device knows may be alike; where a piece takes as long to begin and to end as many keys do, it is
+// worth one block in twenty.
+int64_t LineBlocks(const KernelPlan& plan, const AttentionSpec& spec, int64_t items, int64_t most) {
+  if (spec.varlen && plan.family != Family::kDecodeSm90) return most;
   const int64_t of_block = CeilDiv(items, most);
   int64_t blocks = most;
   if (items <= most) {
@@ -133,7 +135,8 @@ int64_t LineBlocks(const AttentionSpec& spec, int64_t items, int64_t most) {
   } else if (items % of_block == 0) {
     blocks = items / of_block;
   }
-  return blocks * 10 >= most * 9 ? blocks : most;
+  const int64_t in = spec.varlen ? 20 : 10;
+  return blocks * in >= most * (in - 1) ? blocks : most;
 }
 
 }  // namespace
@@ -153,11 +156,15 @@ CallPlan PlanCall(const KernelPlan& plan, const AttentionSpec& spec, const Atten
       const DecodeCounts counts = CountDecode(plan, spec, args);
       call.lines = DecodeLines(plan, spec, call.parts);
       call.parts =
-          call.lines * LineBlocks(spec, counts.items / call.lines, call.parts / call.lines);
+          call.lines * LineBlocks(plan, spec, counts.items / call.lines, call.parts / call.lines);
       const int64_t slots = plan.chunk != 0 ? counts.items * counts.units : 2 * call.parts;
       add(Region::kPartialO, slots * plan.block_m * spec.dim_v * 4);
-      // attn_decode counts behind the LSEs of a part: kPartLses of policy/part_merge.cuh.
-      const int64_t lses = plan.block_m + (plan.family == Family::kDecode ? 2 : 0);
+      // Blocks count behind the LSEs of a part: kPartLses of policy/part_merge.cuh, kSlotLses of
+      // mma/packed_rows.cuh.
+      const int64_t words = plan.family == Family::kDecode       ? 1
+                            : plan.family == Family::kDecodeSm90 ? plan.cluster
+                                                                 : 0;
+      const int64_t lses = plan.block_m + 2 * words;
       add(Region::kPartialLse, slots * lses * 4);
     }
     return call;

@@ -1,5 +1,5 @@
 // Emitted by tilewright. Sizes in the line below are placeholders.
-// recreate: tilewright emit 'fwd bf16 b=1 h=128/1 s=1/1 d=576/512 varlen paged=64 lse' --plan 'attn_decode_sm90 sm_90a m128n64 w12 r16 s2 c2 x2 k64 v2 split smem=223232'
+// recreate: tilewright emit 'fwd bf16 b=1 h=128/1 s=1/1 d=576/512 varlen paged=64 lse' --plan 'attn_decode_sm90 sm_90a m128n64 w12 r16 s2 c2 x2 k64 v2 split smem=224256'
 #include "family/attn_decode_sm90_wide.cuh"
 #include "generated/wgmma.cuh"
 
@@ -42,8 +42,8 @@ struct Config {
   static constexpr int kStages = 2;
   static constexpr int kCluster = 2;
   static constexpr int kChunk = 0;
-  static constexpr int kLoaderRegisters = 72;
-  static constexpr int kConsumerRegisters = 216;
+  static constexpr int kLoaderRegisters = 88;
+  static constexpr int kConsumerRegisters = 208;
   using Wgmma = AttentionWgmma;
   // policies
   using Lengths = LengthsVarlen;
@@ -56,7 +56,7 @@ struct Config {
   using Dropout = DropoutNone;
   using Lse = LseStored<false, false>;
 };
-static_assert(sizeof(decode_sm90_wide::SharedStorage<Config>) == 223232,
+static_assert(sizeof(decode_sm90_wide::SharedStorage<Config>) == 224256,
               "plan and kernel disagree on shared memory");
 
 }  // namespace tilewright

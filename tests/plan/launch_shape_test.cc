@@ -138,6 +138,32 @@ TEST(PlanCallTest, DecodeCutsTheKeysOfHeadsSideBySide) {
   EXPECT_EQ(DecodeCall(16, 8, 300, false).parts, 1);
 }
 
+// Of latent attention on 66 clusters, whose lengths only the device knows.
+TEST(PlanCallTest, ClustersHaveWholeItemsOrEqualPartsOfOne) {
+  KernelPlan plan = Plan();
+  plan.family = Family::kDecodeSm90;
+  plan.block_m = 128;
+  plan.block_n = plan.step = 64;
+  plan.cluster = 2;
+  plan.split = true;
+  plan.slots = 66;
+  AttentionSpec spec = Spec(128);
+  spec.heads_kv = 1;
+  spec.varlen = true;
+  const auto call_of = [&](int64_t batch) {
+    AttentionArgs args = Args(batch, 1);
+    args.seqlen_kv = 4096;
+    return PlanCall(plan, spec, args);
+  };
+  EXPECT_EQ(call_of(32).parts, 64);   // two of each
+  EXPECT_EQ(call_of(128).parts, 64);  // two sequences each
+  EXPECT_EQ(call_of(40).parts, 66);   // 40 would leave 26 without work
+  EXPECT_EQ(ComputeLaunchShape(plan, spec, Args(32, 1), call_of(32)).grid, 128u);
+  // Each block of a cluster counts in a word of its own behind the LSEs of a part.
+  const CallPlan call = call_of(32);
+  EXPECT_EQ(call.workspace_bytes - call.offset(Region::kPartialLse), 2 * 64 * (128 + 4) * 4);
+}
+
 TEST(PlanCallTest, OnePartNeedsNeitherWorkspaceNorASecondKernel) {
   const auto expect_whole = [](const KernelPlan& plan, const AttentionArgs& args) {
     const CallPlan call = PlanCall(plan, Spec(5), args);

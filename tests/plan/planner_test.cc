@@ -57,6 +57,7 @@ TEST(PlannerTest, FewQueriesOverManyKeysAreDecoded) {
   EXPECT_EQ(group.family, Family::kDecodeSm90);
   EXPECT_EQ(group.block_m, 128);
   EXPECT_EQ(group.cluster, 1);
+  EXPECT_TRUE(group.after.empty());
   const KernelPlan heads = BestFor("fwd bf16 b=16 h=128/1 s=1/8192 d=576/512").value().plan;
   EXPECT_EQ(heads.family, Family::kDecodeSm90);
   EXPECT_EQ(heads.cluster, 2);
