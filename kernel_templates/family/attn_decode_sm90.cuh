@@ -31,6 +31,7 @@
 #include "ptx/mma_sync.cuh"
 #include "ptx/named_barrier.cuh"
 #include "ptx/setmaxnreg.cuh"
+#include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
 namespace tilewright {
@@ -342,6 +343,9 @@ __device__ __forceinline__ void Run(const Params& params) {
   static_assert(packed_rows::CopyRows<Config>() % 8 == 0, "pages are whole atoms of the swizzle");
   extern __shared__ __align__(1024) u8 shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
+  if (threadIdx.x == 0 && (params.decode_sm90.by_threads & abi::kKvByThreads) == 0) {
+    ptx::prefetch_tensormap(&params.decode_sm90.k);
+  }
   InitialiseShared(shared);
   // What the kernel ahead has left can be read from here on.
   ptx::griddepcontrol_wait();

@@ -45,6 +45,7 @@
 #include "ptx/named_barrier.cuh"
 #include "ptx/setmaxnreg.cuh"
 #include "ptx/stmatrix.cuh"
+#include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
 namespace tilewright {
@@ -162,28 +163,16 @@ struct Loader {
       if (more) tile = packed_rows::TilePieceOf<Config>(walk, piece, params);
       shared.board.Publish(n, tile);
       if (!more) return;
-      // A block of keys is on its way to L2 while the one kStages before it is copied.
-      packed_rows::CopyPlace places[kStages];
-#pragma unroll
-      for (int ahead = 0; ahead < kStages; ++ahead) {
-        places[ahead] = packed_rows::PlaceOfCopy<Config>(
-            piece.problem, tile.first_key + ahead * Config::kBlockN, params);
-      }
+      packed_rows::CopyPlace place =
+          packed_rows::PlaceOfCopy<Config>(piece.problem, tile.first_key, params);
 #pragma unroll 1
       for (int block = 0; block < tile.blocks; ++block) {
         const int key = tile.first_key + block * Config::kBlockN;
-        packed_rows::CopyPlace next = {0, -1};
-        if (block + kStages < tile.blocks) {
-          next = packed_rows::PlaceOfCopy<Config>(piece.problem, key + kStages * Config::kBlockN,
-                                                  params);
-          if (!by_threads) {
-            packed_rows::PrefetchPanels<Config, S::kPanelsQk>(&params.decode_sm90.k, next,
-                                                              static_cast<int>(piece.problem.h_kv));
-          }
+        LoadKeys(piece.problem, key, place);
+        // Its page is looked up while no stage is free.
+        if (block + 1 < tile.blocks) {
+          place = packed_rows::PlaceOfCopy<Config>(piece.problem, key + Config::kBlockN, params);
         }
-        LoadKeys(piece.problem, key, places[0]);
-        places[0] = places[1];
-        places[1] = next;
       }
     }
   }
@@ -481,6 +470,9 @@ __device__ __forceinline__ void Run(const Params& params) {
   static_assert(packed_rows::CopyRows<Config>() % 8 == 0, "pages are whole atoms of the swizzle");
   extern __shared__ __align__(1024) u8 shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
+  if (threadIdx.x == 0 && (params.decode_sm90.by_threads & abi::kKvByThreads) == 0) {
+    ptx::prefetch_tensormap(&params.decode_sm90.k);
+  }
   InitialiseShared(shared);
   // What the kernel ahead has left can be read from here on.
   ptx::griddepcontrol_wait();

@@ -23,7 +23,6 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/tma.cuh"
-#include "ptx/tma_prefetch.cuh"
 
 namespace tilewright {
 namespace packed_rows {
@@ -209,23 +208,6 @@ __device__ __forceinline__ void LoadPanels(u16 (*tile)[Config::kBlockN][kPanelCo
     }
   }
   __syncwarp();
-}
-
-// Lets L2 have what LoadPanels will copy of this block.
-template <class Config, int kPanels>
-__device__ __forceinline__ void PrefetchPanels(const abi::TensorMap* map, CopyPlace place,
-                                               int head) {
-  constexpr int kCopies = Config::kBlockN / CopyRows<Config>() / Config::kCluster;
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const int first_copy = RankInCluster<Config>() * kCopies;
-#pragma unroll
-  for (int n = 0; n < kCopies; ++n) {
-    const int row = __shfl_sync(kAllLanes, place.row, first_copy + n);
-    const int block = __shfl_sync(kAllLanes, place.block, first_copy + n);
-    if (lane < kPanels && block >= 0) {
-      ptx::cp_async_bulk_prefetch_tensor_4d(map, lane * kPanelColumns, row, head, block);
-    }
-  }
 }
 
 // The same where no tensor map describes the tensor: element by element, every block its own.

@@ -18,9 +18,10 @@ constexpr int64_t kWarpgroupRows = 64;
 constexpr int64_t kPanelColumns = 64;
 constexpr int64_t kPanelRowBytes = 128;
 constexpr int kComputing = 2;  // warpgroups
-// Up to so many rows other families read K and V once, in one tile, and wait for memory.
+// Up to so many rows other families read K and V once, in one tile, and wait for memory. Latent
+// heads make them wait for instructions.
 constexpr int64_t kRowsOfOneTile = 32;
-constexpr int64_t kRowsOfOneWideTile = 24;
+constexpr int64_t kFewWideRows = 7;
 // More queries, or fewer keys, are left to families for long queries and for small problems.
 constexpr int64_t kMostQueries = 16;
 constexpr int64_t kFewestKeys = 512;
@@ -69,7 +70,7 @@ std::string RefusalOf(const PlanRequest& request) {
                         " dim_v must be a multiple of 128 and dim_qk larger, up to ", kMostWideDim);
   }
   const int64_t rows = std::max<int64_t>(spec.seqlen_q, 1) * spec::GroupSize(spec);
-  const int64_t few_rows = IsWide(spec) ? kRowsOfOneWideTile : kRowsOfOneTile;
+  const int64_t few_rows = IsWide(spec) ? kFewWideRows : kRowsOfOneTile;
   if (!request.family.has_value() && rows <= few_rows) {
     return absl::StrCat("seqlen_q * group = ", rows, ": up to ", few_rows,
                         " rows wait for memory in any family");
