@@ -81,6 +81,7 @@
 #include "ptx/cp_async.cuh"
 #include "ptx/global_memory.cuh"
 #include "ptx/griddep.cuh"
+#include "ptx/ldmatrix.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/named_barrier.cuh"
@@ -125,6 +126,11 @@ struct Shape {
   static constexpr int kDqTiles = kByRows ? kQkTiles : kPanelColumns / 8;
   static constexpr int kFloatsOfDqTile = Config::kBlockM * kQkTiles * 8;
   static constexpr int kFloatsOfFragment = 128;
+  // Of K and V in a thread's registers. An array has at least one word.
+  static constexpr int kKeptWordsK = Config::kKeptK > 0 ? 4 * Config::kKeptK : 1;
+  static constexpr int kKeptWordsV = Config::kKeptV > 0 ? 4 * Config::kKeptV : 1;
+  static constexpr bool kAllOfK = 16 * Config::kKeptK >= Config::kHeadDimQk;
+  static constexpr bool kAllOfV = 16 * Config::kKeptV >= Config::kHeadDimV;
   static constexpr int kCopyThreads = 64;
   static constexpr bool kEarlyStats = !kByRows;
   static constexpr bool kLimitsInShared = kByRows;
@@ -195,6 +201,9 @@ struct Consumer : ConsumerBase<Config, Params> {
   // Layouts as in ptx/wgmma.cuh: rows are keys, but for dq.
   float dk[S::kSumsK];
   float dv[S::kSumsV];
+  // Factors of S and dP, of this tile.
+  u32 kept_k[S::kKeptWordsK];
+  u32 kept_v[S::kKeptWordsV];
   u32 p[S::kPairs / 2];  // operands of dV and dK
   u32 ds[S::kPairs / 2];
 
@@ -331,6 +340,57 @@ struct Consumer : ConsumerBase<Config, Params> {
     ptx::wgmma_commit_group();
   }
 
+  __device__ __forceinline__ void IssueScores(float (&s)[S::kPairs], int place, int stage) const {
+    if constexpr (Config::kKeptK == 0) {
+      Wgmma::Scores(s, KeysOf(shared.k[place]), RowsOf(shared.q[stage]));
+    } else if constexpr (S::kAllOfK) {
+      Wgmma::Scores(s, kept_k, RowsOf(shared.q[stage]));
+    } else {
+      Wgmma::Scores(s, kept_k, KeysOf(shared.k[place]), RowsOf(shared.q[stage]));
+    }
+    ptx::wgmma_commit_group();
+  }
+  __device__ __forceinline__ void IssueWeightGradients(float (&dp)[S::kPairs], int stage) const {
+    if constexpr (Config::kKeptV == 0) {
+      Wgmma::WeightGradients(dp, KeysOf(shared.v), RowsOf(shared.d_o[stage]));
+    } else {
+      static_assert(S::kAllOfV);
+      Wgmma::WeightGradients(dp, kept_v, RowsOf(shared.d_o[stage]));
+    }
+    ptx::wgmma_commit_group();
+  }
+
+  // The first columns of this warp's 16 rows of a tile, as a product wants its first factor.
+  template <int kWords>
+  __device__ __forceinline__ void Keep(u32 (&kept)[kWords],
+                                       const u16 (*panels)[Config::kBlockN][kPanelColumns]) const {
+    const int number = static_cast<int>(ptx::Opaque(thread));
+    const int row = first_key + number / 32 * 16 + number % 16;
+    // A row starts on a multiple of 128 bytes: the swizzle of a chunk is one exclusive or.
+    const u32 first = ptx::SharedAddress(&panels[0][row][(number % 32 / 16 ^ row % 8) * 8]);
+#pragma unroll
+    for (int step = 0; step < kWords / 4; ++step) {
+      u32 words[4];
+      ptx::ldmatrix_x4(words, (first ^ step % 4 * 32) + step / 4 * Config::kBlockN * kRowBytes);
+#pragma unroll
+      for (int n = 0; n < 4; ++n) kept[4 * step + n] = words[n];
+    }
+  }
+
+  // At the begin of a tile, when no product is under way.
+  __device__ __forceinline__ void KeepFactors() {
+    if constexpr (Config::kKeptK > 0) {
+      const int place = tiles % kTileStages;
+      Wait(shared.k_full[place], tiles / kTileStages % 2);
+      Keep(kept_k, shared.k[place]);
+    }
+    if constexpr (Config::kKeptV > 0) {
+      Wait(shared.v_full, tiles % 2);
+      Keep(kept_v, shared.v);
+      WarpArrives(shared.v_empty);
+    }
+  }
+
   // This warp's 16 rows of a gradient to memory, from the sums, by way of the place that its part
   // of dQ goes through.
   template <int kColumns>
@@ -422,20 +482,18 @@ struct Consumer : ConsumerBase<Config, Params> {
     ptx::wgmma_wait_group<1>();
     // The earlier, the better: the next rows are loaded in their place.
     if (!very_first) WarpArrives(shared.rows_empty[StageBefore()]);
-    Wait(shared.k_full[place], tiles / kTileStages % 2);
+    if constexpr (Config::kKeptK == 0) Wait(shared.k_full[place], tiles / kTileStages % 2);
     Wait(shared.rows_full[stage], (ds_count - kDsStages) / Config::kStages % 2);
     ptx::wgmma_fence();
-    Wgmma::Scores(s, KeysOf(shared.k[place]), RowsOf(shared.q[stage]));
-    ptx::wgmma_commit_group();
+    IssueScores(s, place, stage);
     ptx::wgmma_wait_group<1>();
     StageDq(dq, ds_count - 2);
     if (age == 1 && tiles > 0) WarpArrives(shared.k_empty[place ^ 1]);
     // Not before dQ of step -2 has read its zeros.
     if (very_first) WarpArrives(shared.rows_empty[StageBefore()]);
-    Wait(shared.v_full, tiles % 2);
+    if constexpr (Config::kKeptV == 0) Wait(shared.v_full, tiles % 2);
     ptx::wgmma_fence();
-    Wgmma::WeightGradients(dp, KeysOf(shared.v), RowsOf(shared.d_o[stage]));
-    ptx::wgmma_commit_group();
+    IssueWeightGradients(dp, stage);
     if constexpr (S::kByRows) PassTurn();
     const Stats lse = this->StatsOf(shared.lse, ds_count);
     ptx::wgmma_wait_group<1>();
@@ -450,7 +508,7 @@ struct Consumer : ConsumerBase<Config, Params> {
     const Stats delta = this->StatsOf(shared.delta, ds_count);
     ptx::wgmma_wait_group<0>();
     ptx::AccumulatorsReady(dp);
-    if (last) WarpArrives(shared.v_empty);
+    if (Config::kKeptV == 0 && last) WarpArrives(shared.v_empty);
     if (full) {
       PackStep<true>(s, dp, delta);
     } else {
@@ -494,6 +552,7 @@ struct Consumer : ConsumerBase<Config, Params> {
   // Of this tile; `before`: where dQ of the last two steps goes.
   __device__ __forceinline__ void Steps(const KeyTile& tile, DqTarget (&before)[2]) {
     FindRows(tile);
+    KeepFactors();
 #pragma unroll 1
     for (int g = 0; g < Config::kGroup; ++g) {
       Problem problem = ProblemOf<Config>(tile, params);
@@ -650,6 +709,7 @@ struct TileLoader : Loader<Config, Params> {
       const KeyTile& tile = shared.tiles[Place()];
       if (!tile.HasSteps()) return;
       LoadKByMap(tile);
+      if constexpr (Config::kKeptV > 0) LoadVByMap(tile);
 #pragma unroll 1
       for (int g = 0; g < Config::kGroup; ++g) {
 #pragma unroll 1
@@ -658,8 +718,8 @@ struct TileLoader : Loader<Config, Params> {
             Arrive(shared.tile_wanted);
           }
           this->LoadRowsByMap(tile, tile.head_kv * Config::kGroup + g, m);
-          // Its place becomes free after that of the rows.
-          if (g == 0 && m == tile.begin) LoadVByMap(tile);
+          // Unless it is kept its place becomes free after that of the rows.
+          if (Config::kKeptV == 0 && g == 0 && m == tile.begin) LoadVByMap(tile);
           ring.Advance();
         }
       }
@@ -697,12 +757,13 @@ struct TileLoader : Loader<Config, Params> {
       const KeyTile& tile = shared.tiles[Place()];
       if (!tile.HasSteps()) return;
       LoadKByThreads(tile);
+      if constexpr (Config::kKeptV > 0) LoadVByThreads(tile);
 #pragma unroll 1
       for (int g = 0; g < Config::kGroup; ++g) {
 #pragma unroll 1
         for (int m = tile.begin; m < EndOfWalk<Config>(tile); ++m) {
           this->LoadRowsByThreads(tile, tile.head_kv * Config::kGroup + g, m);
-          if (g == 0 && m == tile.begin) LoadVByThreads(tile);
+          if (Config::kKeptV == 0 && g == 0 && m == tile.begin) LoadVByThreads(tile);
           ring.Advance();
         }
       }

@@ -15,8 +15,14 @@
 //           and the other piece of dQ when it has added this one, so that products are under way
 //           while it makes P or dS and adds. Step -1 is of no rows, and the last step makes its own
 //           S again.
+// Clusters  With kCluster 2 two blocks have neighbouring keys, walk over the same rows and load
+// half
+//           of the panels of Q and dO each, for both: L2 takes additions and reads one after the
+//           other, and is what limits wide heads. A step that sees none of a block's keys adds
+//           nothing.
 // Warps     Warpgroup 0 loads, see mma/bwd_key_tiles.cuh. Warpgroup 1 makes weights, 2 gradients.
-// Barriers  kv_full, rows_full[s], rows_empty[s]  as in attn_bwd_sm90
+// Barriers  kv_full, rows_full[s]  as in attn_bwd_sm90
+//           rows_empty[s]  likewise, of all blocks of the cluster
 //           p_full    a warp of the weights each, when it has written its part of P
 //           ds_full   a warp of the gradients each, when it has written its part of dS
 //           ds_empty  a computing warp each, after dQ
@@ -53,6 +59,7 @@
 #include "policy/scale.cuh"
 #include "policy/score_chain.cuh"
 #include "policy/sink.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/global_memory.cuh"
 #include "ptx/griddep.cuh"
 #include "ptx/mbarrier.cuh"
@@ -145,6 +152,17 @@ struct Consumer : ConsumerBase<Config, Params> {
 
   __device__ __forceinline__ Consumer(SharedStorage<Config>& shared, const Params& params)
       : Base(shared, params) {}
+
+  // Tells the loaders of all blocks of the cluster that this warp has read the rows in `stage`.
+  __device__ __forceinline__ void ReleaseRows(int stage) const {
+    if constexpr (Config::kCluster == 1) {
+      WarpArrives(shared.rows_empty[stage]);
+    } else {
+      __syncwarp();
+      const u32 empty = ptx::SharedAddress(&shared.rows_empty[stage]);
+      if (lane() < Config::kCluster) ptx::mbarrier_arrive_cluster(ptx::mapa(empty, lane()));
+    }
+  }
 
   // S or dP of the rows in `stage`.
   __device__ __forceinline__ void IssuePairs(int stage) {
@@ -287,7 +305,7 @@ struct Consumer : ConsumerBase<Config, Params> {
     ptx::wgmma_fence();
     IssuePairs(last ? stage : rows.stage);
     ptx::wgmma_wait_group<1>();
-    WarpArrives(shared.rows_empty[stage]);
+    ReleaseRows(stage);
     if constexpr (Config::kDeterministic) {
       EndDqTurn(before[0]);
       if (before[1].tile >= 0) WaitDqTurn(before[1], counted);
@@ -330,7 +348,7 @@ struct Consumer : ConsumerBase<Config, Params> {
         Step(m * Config::kBlockM, m >= tile.full_begin && m < tile.full_end,
              g == Config::kGroup - 1 && m == tile.end - 1, before);
         before[0] = before[1];
-        before[1].tile = first + m;
+        before[1].tile = m >= tile.own_begin && m < tile.own_end ? first + m : -1;
         if constexpr (Config::kDeterministic) {
           before[1].warps_before = this->WarpsBefore(problem, m, tile.kv_begin);
         }
@@ -406,7 +424,8 @@ __device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared,
     ptx::fence_mbarrier_init();
   }
   ptx::griddepcontrol_wait();
-  __syncthreads();
+  if constexpr (Config::kCluster > 1) __syncthreads();  // shared.tile, within the block
+  SyncCluster<Config>();
 }
 
 template <class Config, class Params>
@@ -433,14 +452,16 @@ __device__ __forceinline__ void Run(const Params& params) {
     } else if (threadIdx.x == 0) {
       loader.template LoadTile<true>(tile);
     }
-    return;
-  }
-  ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-  if (warp < kLoadingWarps + kWarpgroup / 32) {
-    Consumer<Config, Params, /*kMakesWeights=*/true>(shared, params).ComputeTile(tile);
   } else {
-    Consumer<Config, Params, /*kMakesWeights=*/false>(shared, params).ComputeTile(tile);
+    ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
+    if (warp < kLoadingWarps + kWarpgroup / 32) {
+      Consumer<Config, Params, /*kMakesWeights=*/true>(shared, params).ComputeTile(tile);
+    } else {
+      Consumer<Config, Params, /*kMakesWeights=*/false>(shared, params).ComputeTile(tile);
+    }
   }
+  // The other block may still load rows for this one and tell it what it has read.
+  if constexpr (Config::kCluster > 1) SyncCluster<Config>();
 }
 
 }  // namespace bwd_sm90

@@ -7,7 +7,8 @@
 //                  what no map describes; kLaneRows: statistics that a lane reads at a time, 2 or
 //                  4; kBeginsWithZeros: whether the last stage of rows holds what a step before the
 //                  first one reads
-//   SharedStorage  k, v, q, d_o, lse, delta, rows_full, rows_empty; where a block has one tile of
+//   SharedStorage  k, v, q, d_o, lse, delta, rows_full, rows_empty; where a block has one
+//   tile of
 //                  keys, also tile, kv_full
 #ifndef TILEWRIGHT_MMA_BWD_KEY_TILES_CUH_
 #define TILEWRIGHT_MMA_BWD_KEY_TILES_CUH_
@@ -19,6 +20,7 @@
 #include "core/warp_reduce.cuh"
 #include "mma/dq_sums.cuh"
 #include "policy/row_tiles.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/griddep.cuh"
 #include "ptx/mbarrier.cuh"
@@ -40,13 +42,15 @@ struct Shape;
 template <class Config>
 struct SharedStorage;
 
-// A block's keys, and the tiles of rows that see any of them.
+// A block's keys, and the tiles of rows that see any of them or, in a cluster, of its blocks' keys.
 struct KeyTile {
   int batch;
   int head_kv;
   int kv_begin;
   int begin;  // tiles of rows
   int end;
+  int own_begin;  // those that see keys of this block
+  int own_end;
   int full_begin;  // those whose rows all see all keys
   int full_end;
   __device__ __forceinline__ bool HasSteps() const { return begin < end; }
@@ -106,11 +110,47 @@ struct SearchByWarp {
   }
 };
 
+template <class Config>
+__device__ __forceinline__ u32 RankInCluster() {
+  if constexpr (Config::kCluster > 1) return ptx::cluster_ctarank();
+  return 0;
+}
+
+// All threads of all blocks of the cluster.
+template <class Config>
+__device__ __forceinline__ void SyncCluster() {
+  if constexpr (Config::kCluster > 1) {
+    __syncwarp();  // one lane may have loaded while the others went ahead
+    ptx::barrier_cluster_arrive();
+    ptx::barrier_cluster_wait();
+  } else {
+    __syncthreads();
+  }
+}
+
+// Which tiles of rows see the keys of `tile`. By all lanes of a warp.
+template <class Config, class Params>
+__device__ __forceinline__ void FindRowsOfTile(KeyTile& tile, const Params& params) {
+  using Mask = typename Config::Mask;
+  const Problem problem = ProblemOf<Config>(tile, params);
+  const i64 kv_end = Min(i64{tile.kv_begin} + Config::kBlockN, problem.seqlen_kv);
+  if (tile.kv_begin >= kv_end) return;
+  const RowTiles rows =
+      RowTilesOfKeys<Mask, SearchByWarp>(problem, tile.kv_begin, kv_end, Config::kBlockM, params);
+  tile.begin = tile.own_begin = static_cast<int>(rows.begin);
+  tile.end = tile.own_end = static_cast<int>(rows.end);
+  if (tile.kv_begin + Config::kBlockN == kv_end) {
+    const RowTiles full = FullRowTilesOfKeys<Mask, SearchByWarp>(problem, tile.kv_begin, kv_end,
+                                                                 Config::kBlockM, rows, params);
+    tile.full_begin = static_cast<int>(full.begin);
+    tile.full_end = static_cast<int>(full.end);
+  }
+}
+
 // By all lanes of a warp. abi::BwdSm90Args says in what order tiles come; deterministic, the keys
-// of a head the other way.
+// of a head the other way. The blocks of a cluster have neighbours.
 template <class Config, class Params>
 __device__ __forceinline__ KeyTile FindTile(u32 number, const Params& params) {
-  using Mask = typename Config::Mask;
   const abi::BwdSm90Args& args = params.sm90;
   const u32 section = number / (args.section_heads * args.key_tiles);
   const u32 in_section = number - section * args.section_heads * args.key_tiles;
@@ -122,20 +162,25 @@ __device__ __forceinline__ KeyTile FindTile(u32 number, const Params& params) {
   tile.batch = static_cast<int>(head / heads_kv);
   tile.head_kv = static_cast<int>(head % heads_kv);
   const u32 n = in_section / heads;
-  tile.kv_begin =
-      static_cast<int>(Config::kDeterministic ? args.key_tiles - 1 - n : n) * Config::kBlockN;
-  const Problem problem = ProblemOf<Config>(tile, params);
-  const i64 kv_end = Min(i64{tile.kv_begin} + Config::kBlockN, problem.seqlen_kv);
-  if (tile.kv_begin >= kv_end) return tile;
-  const RowTiles rows =
-      RowTilesOfKeys<Mask, SearchByWarp>(problem, tile.kv_begin, kv_end, Config::kBlockM, params);
-  tile.begin = static_cast<int>(rows.begin);
-  tile.end = static_cast<int>(rows.end);
-  if (tile.kv_begin + Config::kBlockN == kv_end) {
-    const RowTiles full = FullRowTilesOfKeys<Mask, SearchByWarp>(problem, tile.kv_begin, kv_end,
-                                                                 Config::kBlockM, rows, params);
-    tile.full_begin = static_cast<int>(full.begin);
-    tile.full_end = static_cast<int>(full.end);
+  const u32 first = (Config::kDeterministic ? args.key_tiles - 1 - n : n) * Config::kCluster;
+  const u32 rank = RankInCluster<Config>();
+  tile.kv_begin = static_cast<int>(first + rank) * Config::kBlockN;
+  if constexpr (Config::kCluster > 1) {
+    // Rows are loaded once for both.
+    static_assert(Config::kCluster == 2);
+    KeyTile other = tile;
+    other.kv_begin = static_cast<int>(first + (rank ^ 1)) * Config::kBlockN;
+    FindRowsOfTile<Config>(other, params);
+    FindRowsOfTile<Config>(tile, params);
+    if (!tile.HasSteps()) {
+      tile.begin = other.begin;
+      tile.end = other.end;
+    } else if (other.HasSteps()) {
+      tile.begin = min(tile.begin, other.begin);
+      tile.end = max(tile.end, other.end);
+    }
+  } else {
+    FindRowsOfTile<Config>(tile, params);
   }
   return tile;
 }
@@ -160,8 +205,9 @@ __device__ __forceinline__ void FindTileOfBlock(KeyTile& shared_tile, const Para
   // A number is drawn from what attn_bwd_prep has cleared.
   if constexpr (Config::kDeterministic) ptx::griddepcontrol_wait();
   if (threadIdx.x < 32) {
-    const KeyTile tile =
-        FindTile<Config>(Config::kDeterministic ? DrawNumber<Config>(params) : blockIdx.x, params);
+    const KeyTile tile = FindTile<Config>(
+        Config::kDeterministic ? DrawNumber<Config>(params) : blockIdx.x / Config::kCluster,
+        params);
     if (threadIdx.x == 0) shared_tile = tile;
   }
 }
@@ -173,7 +219,7 @@ __device__ __forceinline__ void InitialiseRowBarriers(SharedStorage<Config>& sha
     ptx::mbarrier_init(ptx::SharedAddress(&shared.rows_full[stage]),
                        1 + Shape<Config>::kCopyThreads / 32);
     ptx::mbarrier_init(ptx::SharedAddress(&shared.rows_empty[stage]),
-                       Shape<Config>::kConsumerWarps);
+                       Shape<Config>::kConsumerWarps * Config::kCluster);
   }
 }
 
@@ -233,6 +279,26 @@ struct Loader {
     }
   }
 
+  // The blocks of a cluster load the panels of a step in turns, each for all; kFirst: of the step.
+  template <int kFirst, int kPanels, int kRows>
+  __device__ __forceinline__ static void LoadRowPanels(const u16 (*tile)[kRows][kPanelColumns],
+                                                       const abi::TensorMap* map, const u64& full,
+                                                       int row, int head, int batch) {
+    if constexpr (Config::kCluster == 1) {
+      LoadPanels<kPanels>(tile, map, full, row, head, batch);
+    } else {
+      constexpr u16 kAllBlocks = (1 << Config::kCluster) - 1;
+      const u32 rank = RankInCluster<Config>();
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel) {
+        if ((kFirst + panel) % Config::kCluster != rank) continue;
+        ptx::cp_async_bulk_tensor_4d_load_multicast(
+            ptx::SharedAddress(&tile[panel]), map, ptx::SharedAddress(&full), panel * kPanelColumns,
+            row, head, batch, kAllBlocks);
+      }
+    }
+  }
+
   // Until the step has passed that had `slot`.
   __device__ __forceinline__ void WaitForSlot(const Ring<Config::kStages>& slot) const {
     const bool was_zeros = S::kBeginsWithZeros && slot.stage == Config::kStages - 1;
@@ -256,8 +322,9 @@ struct Loader {
     if ((params.sm90.by_threads & abi::kQByThreads) != 0) return Arrive(full);
     const int row = m * Config::kBlockM;
     ptx::mbarrier_arrive_expect_tx(ptx::SharedAddress(&full), S::kBytesQ + S::kBytesDo);
-    LoadPanels<S::kPanelsQk>(shared.q[ring.stage], &params.sm90.q, full, row, h, tile.batch);
-    LoadPanels<S::kPanelsV>(shared.d_o[ring.stage], &params.sm90.d_o, full, row, h, tile.batch);
+    LoadRowPanels<0, S::kPanelsQk>(shared.q[ring.stage], &params.sm90.q, full, row, h, tile.batch);
+    LoadRowPanels<S::kPanelsQk, S::kPanelsV>(shared.d_o[ring.stage], &params.sm90.d_o, full, row, h,
+                                             tile.batch);
   }
 
   // ---- the copying warps

@@ -15,6 +15,7 @@
 #include "emit/param_layout.h"
 #include "emit/user_policy.h"
 #include "emit/wgmma_wrapper.h"
+#include "plan/family_planner.h"
 #include "plan/launch_shape.h"
 #include "spec/canonical.h"
 #include "spec/validate.h"
@@ -119,7 +120,8 @@ std::string PlanName(const KernelPlan& plan) {
     case Family::kBwdTerms:
       return absl::StrCat("m", plan.block_m, "w", plan.warps, "p", plan.panel);
     case Family::kBwdSm90:
-      return absl::StrCat("m", plan.block_m, "n", plan.block_n, "s", plan.stages);
+      return absl::StrCat("m", plan.block_m, "n", plan.block_n, "s", plan.stages,
+                          plan.cluster > 1 ? absl::StrCat("x", plan.cluster) : "");
     case Family::kBwdSm80:
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "k",
                           plan.key_warps, "q", plan.dq_row_warps, "s", plan.stages);
@@ -492,13 +494,18 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
     case Family::kFwdSimple:
       config.Int("kPanel", plan.panel);
       break;
-    case Family::kBwdSm90:
+    case Family::kBwdSm90: {
+      const plan::BwdKeptSteps kept = plan::BwdSm90KeptSteps(plan, spec.dim_qk, spec.dim_v);
       // The computing threads take all that ptxas may give one.
       config.Int("kStages", plan.stages)
           .Int("kLoaderRegisters", 24)
           .Int("kConsumerRegisters", 240)
+          .Int("kKeptK", kept.k)
+          .Int("kKeptV", kept.v)
+          .Int("kCluster", std::max(plan.cluster, 1))
           .Using("Wgmma", "AttentionWgmma");
       break;
+    }
     case Family::kBwdSm80:
       config.Int("kKeyWarps", plan.key_warps)
           .Int("kDqRowWarps", plan.dq_row_warps)

@@ -364,7 +364,8 @@ artifact::SourceFile HarnessProgram(const AttentionSpec& spec, const plan::Kerne
                     "  params.decode_sm90.by_threads = abi::kKvByThreads;\n");
   }
   if (plan.family == plan::Family::kBwdSm90) {
-    const int64_t key_tiles = (spec.seqlen_kv + plan.block_n - 1) / plan.block_n;
+    const int64_t tile_keys = plan.block_n * clusters;
+    const int64_t key_tiles = (spec.seqlen_kv + tile_keys - 1) / tile_keys;
     const int64_t heads = spec.batch * spec.heads_kv;
     absl::StrAppend(&arguments, "  // Without tensor maps, which only the driver makes.\n",
                     "  params.sm90.by_threads = abi::kQByThreads | abi::kKvByThreads | "

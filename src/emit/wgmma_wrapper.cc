@@ -93,6 +93,7 @@ struct Product {
   Operand a;
   Operand b;
   enum Sum { kReplaces, kAdds, kAddsOnRequest } sum;  // what becomes of what d held
+  int kept = 0;  // first steps whose part of `a` is in registers, with the rest in shared memory
 };
 
 // Columns of d that one instruction computes.
@@ -122,22 +123,25 @@ int64_t OffsetOfColumns(const Operand& b, int first) {
 // One function: all steps of a product in one block of assembly.
 std::string ProductFunction(const Product& product, const Factor& type) {
   const int registers = product.n / 2, steps = product.steps;
-  const bool from_registers = product.a.place == Operand::kRegisters;
-  const int a_words = from_registers ? 4 * steps : 0;
-  const int b_operand = registers + a_words + (from_registers ? 0 : 1);
+  const int kept = product.a.place == Operand::kRegisters ? steps : product.kept;
+  const bool has_words = kept > 0, has_tile = kept < steps;
+  const int a_words = 4 * kept;
+  const int a_tile = registers + a_words;
+  const int b_operand = a_tile + (has_tile ? 1 : 0);
   const bool on_request = product.sum == Product::kAddsOnRequest;
   const std::string set_first = product.sum == Product::kAdds ? ""
                                 : on_request
                                     ? absl::StrCat("setp.ne.b64 first, %", b_operand + 1, ", 0; ")
                                     : "setp.ne.b32 first, 0, 0; ";
-  std::string body = Line(absl::StrCat("{.reg .b64 ", from_registers ? "" : "a, ", "b; .reg .pred ",
+  std::string body = Line(absl::StrCat("{.reg .b64 ", has_tile ? "a, " : "", "b; .reg .pred ",
                                        set_first.empty() ? "" : "first, ", "more;")) +
                      Line(absl::StrCat(set_first, "setp.ne.b32 more, 1, 0;"));
   const std::vector<Columns> pieces = PiecesOf(product);
   for (int step = 0; step < steps; ++step) {
-    const std::string a_text = from_registers ? ""
-                                              : absl::StrCat("add.s64 a, %", registers, ", ",
-                                                             product.a.Offset(step), "; ");
+    const bool from_registers = step < kept;
+    const std::string a_text =
+        from_registers ? ""
+                       : absl::StrCat("add.s64 a, %", a_tile, ", ", product.a.Offset(step), "; ");
     const std::string a_operand =
         from_registers ? absl::StrCat("{", Operands(registers + 4 * step, 4), "}") : "a";
     for (const Columns& piece : pieces) {
@@ -152,11 +156,14 @@ std::string ProductFunction(const Product& product, const Factor& type) {
               type.bytes == 1 ? "" : absl::StrCat(", ", product.b.transposed()), ";")));
     }
   }
+  const bool both = has_words && has_tile;
+  const std::string words = absl::StrCat(product.a.name, both ? "_kept" : "");
   const std::string a_parameter =
-      from_registers ? absl::StrCat("const u32 (&", product.a.name, ")[", a_words, "]")
-                     : absl::StrCat("u64 ", product.a.name);
-  const std::string a_binding = from_registers ? Bindings("r", product.a.name, a_words)
-                                               : absl::StrCat("\"l\"(", product.a.name, ")");
+      absl::StrCat(has_words ? absl::StrCat("const u32 (&", words, ")[", a_words, "]") : "",
+                   both ? ", " : "", has_tile ? absl::StrCat("u64 ", product.a.name) : "");
+  const std::string a_binding =
+      absl::StrCat(has_words ? Bindings("r", words.c_str(), a_words) : "", both ? ", " : "",
+                   has_tile ? absl::StrCat("\"l\"(", product.a.name, ")") : "");
   return absl::StrCat("  // ", product.comment, ": ", steps, " steps of ", Shape(product.n, type),
                       product.sum == Product::kReplaces ? "; what d held is ignored"
                       : on_request                      ? "; without `adds` what d held is ignored"
@@ -234,20 +241,23 @@ std::vector<Product> BackwardProducts(const AttentionSpec& spec, const plan::Ker
   // Warpgroups share dQ by rows or, with one panel of these, by panels of columns.
   const int dq_columns =
       plan.block_m > kPanelColumns ? static_cast<int>(spec.dim_qk) : kPanelColumns;
+  const plan::BwdKeptSteps kept = plan::BwdSm90KeptSteps(plan, spec.dim_qk, spec.dim_v);
   return {{.name = "Scores",
            .comment = "d = k q^T",
            .n = plan.block_m,
            .steps = StepsOf(spec.dim_qk),
            .a = {"k", Operand::kAlongColumns, plan.block_n},
            .b = {"q", Operand::kAlongColumns, plan.block_m},
-           .sum = Product::kReplaces},
+           .sum = Product::kReplaces,
+           .kept = kept.k},
           {.name = "WeightGradients",
            .comment = "d = v d_o^T",
            .n = plan.block_m,
            .steps = StepsOf(spec.dim_v),
            .a = {"v", Operand::kAlongColumns, plan.block_n},
            .b = {"d_o", Operand::kAlongColumns, plan.block_m},
-           .sum = Product::kReplaces},
+           .sum = Product::kReplaces,
+           .kept = kept.v},
           {.name = "Dv",
            .comment = "d += p d_o",
            .n = static_cast<int>(spec.dim_v),

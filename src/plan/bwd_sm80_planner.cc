@@ -146,6 +146,9 @@ FamilyAnswer PlanBwdSm80(const PlanRequest& request) {
   const int64_t max_accumulators = HasScorePolicies(spec) ? 140 : 200;
   const bool adds_to_bias = AddsToOneBias(spec);
   for (const Tiles& tiles : kChoices) {
+    // Additions to a bias are waited for: blocks of four warps, of which there are two or three on
+    // a multiprocessor, are quicker than the larger tile (bench/NOTES.md).
+    const bool first = adds_to_bias && tiles.block_m == 64 && tiles.warps == 4 && tiles.stages == 2;
     const int64_t smem =
         BwdSm80SmemBytes(tiles.block_m, tiles.block_n, tiles.stages, spec.dim_qk, spec.dim_v);
     if (smem > request.traits.smem_per_block_optin) continue;
@@ -177,7 +180,7 @@ FamilyAnswer PlanBwdSm80(const PlanRequest& request) {
     if (spec.sinks_gradient || (spec.deterministic && has_terms)) {
       plan.after.push_back(PlanBwdTerms(request));
     }
-    answer.plans.push_back(std::move(plan));
+    answer.plans.insert(first ? answer.plans.begin() : answer.plans.end(), std::move(plan));
   }
   if (answer.plans.empty()) {
     answer.refusal =

@@ -33,10 +33,11 @@ constexpr int64_t kMaxDim = 128;
 constexpr int64_t kMaxWideDim = 256;
 constexpr int kWideTile = 64;  // keys and rows
 
-// Whether a warpgroup can hold the sums of dK and dV of 64 keys of its own.
+// Whether a warpgroup can hold the sums of dK and dV of 64 keys of its own. Tiles of 128 rows leave
+// shared memory for one panel of V.
 bool FitsOneWarpgroup(const AttentionSpec& spec) {
-  return spec.dim_qk <= kMaxDim && spec.dim_v <= kMaxDim &&
-         (spec.dim_qk > kPanelColumns || spec.dim_qk + spec.dim_v <= 2 * kPanelColumns);
+  return spec.dim_qk <= kMaxDim &&
+         spec.dim_v <= (spec.dim_qk > kPanelColumns ? kMaxDim : kPanelColumns);
 }
 
 // Fills `refusal` and, where one change would do, `nearest`.
@@ -101,7 +102,7 @@ int64_t BwdSm90SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, i
     // K and V, Q and dO, dS; and P, statistics, the tile, barriers.
     const int64_t panel_rows =
         block_n * panels + stages * int64_t{block_m} * panels + int64_t{kDsStages} * block_n;
-    const int64_t rest = int64_t{block_n} * block_m * 2 + kStatsStages * int64_t{block_m} * 8 + 32 +
+    const int64_t rest = int64_t{block_n} * block_m * 2 + kStatsStages * int64_t{block_m} * 8 + 40 +
                          8 * (4 + 2 * int64_t{stages});
     return RoundUp(panel_rows * kPanelRowBytes + rest, kSharedAlignment);
   }
@@ -117,11 +118,28 @@ int64_t BwdSm90SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, i
   const int64_t dq = 4 * kConsumers * 16 * dq_columns * int64_t{sizeof(float)};
   // Of K, V, tiles of keys, Q and dO, dS.
   const int64_t barriers = 8 * (4 + 2 + 5 + 2 * int64_t{stages} + 2 * kDsStages);
-  constexpr int64_t kKeyTiles = 2 * 32;
+  constexpr int64_t kKeyTiles = 2 * 40;
   // What masks need: 16 bytes a thread, with 64 rows in its registers.
   const int64_t limits = 16 * (block_m > kPanelColumns ? 128 * kConsumers : 1);
   return RoundUp(rows * kPanelRowBytes + dq + stats + limits + kKeyTiles + barriers,
                  kSharedAlignment);
+}
+
+BwdKeptSteps BwdSm90KeptSteps(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v) {
+  BwdKeptSteps kept;
+  if (plan.block_n == kWideTile) return kept;
+  const int64_t sums = (dim_qk + dim_v) / 2;
+  // Of 240, the rest are addresses, limits and statistics. Found by compiling (NVRTC 13.0, sm_90a):
+  // with more than these ptxas spills.
+  constexpr int64_t kMostSums = 112;
+  const int64_t most = plan.block_m > kPanelColumns ? 188 : sums <= kMostSums ? 204 : 192;
+  constexpr int64_t kStepRegisters = 4;
+  const int64_t steps_k = CeilDiv(dim_qk, 16), steps_v = CeilDiv(dim_v, 16);
+  int64_t left = std::max<int64_t>(most - sums - plan.block_m, 0) / kStepRegisters;
+  // V is not loaded ahead of a tile unless its place is free as soon as it has been read.
+  kept.v = left >= steps_v ? static_cast<int>(steps_v) : 0;
+  kept.k = static_cast<int>(std::min(steps_k, left - kept.v));
+  return kept;
 }
 
 FamilyAnswer PlanBwdSm90(const PlanRequest& request) {
@@ -140,8 +158,14 @@ FamilyAnswer PlanBwdSm90(const PlanRequest& request) {
   plan.stages = kStages;
   plan.smem_bytes =
       BwdSm90SmemBytes(plan.block_m, plan.block_n, plan.stages, spec.dim_qk, spec.dim_v);
-  // Wide heads have no room for the next K.
-  if (!wide) plan.max_grid = request.board.num_sms;
+  if (!wide) {
+    plan.max_grid = request.board.num_sms;
+  } else if (!spec.deterministic && spec.window_left < 0 &&
+             spec::EffectiveWindowRight(spec) < 0) {
+    // No room for the next K. L2 is what limits wide heads: two blocks share their reads of it.
+    // Where masks end tiles of rows early, waiting for one another costs more.
+    plan.cluster = 2;
+  }
   plan.before = {PlanBwdPrep(plan.target, plan.block_m)};
   plan.after = {PlanBwdFinish(plan.target, plan.block_m)};
   if (spec.sinks_gradient) plan.after.push_back(PlanBwdTerms(request));

@@ -130,6 +130,13 @@ std::string RefuseBackwardOnTensorCores(const AttentionSpec& spec, AttentionSpec
 
 // attn_bwd_sm90, with attn_bwd_prep before it and attn_bwd_finish after it.
 int64_t BwdSm90SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, int64_t dim_v);
+// Steps of 16 columns of K and of V, as factors of S and dP, that a thread keeps in registers, for
+// shared memory is what limits the kernel: 4 registers a step. Of V all or none.
+struct BwdKeptSteps {
+  int k = 0;
+  int v = 0;
+};
+BwdKeptSteps BwdSm90KeptSteps(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v);
 FamilyAnswer PlanBwdSm90(const PlanRequest& request);
 
 // attn_bwd_sm80, with attn_bwd_prep before it and attn_bwd_finish after it.

@@ -232,13 +232,16 @@ LaunchShape ComputeLaunchShape(const KernelPlan& kernel, const AttentionSpec& sp
     case Family::kFwdSimple:
       shape.grid = static_cast<uint32_t>(Blocks(RowTiles(kernel, spec, args), call.parts));
       break;
-    case Family::kBwdSm90:
-      shape.grid = static_cast<uint32_t>(KeyTiles(kernel.block_n, spec, args));
+    case Family::kBwdSm90: {
+      const int cluster = std::max(kernel.cluster, 1);
+      shape.grid =
+          static_cast<uint32_t>(Blocks(KeyTiles(kernel.block_n * cluster, spec, args), cluster));
       if (kernel.max_grid != 0) {
         shape.grid = std::min(shape.grid, static_cast<uint32_t>(kernel.max_grid));
       }
       shape.overlaps = true;
       break;
+    }
     case Family::kBwdSm80:
       shape.grid = static_cast<uint32_t>(KeyTiles(kernel.block_n, spec, args));
       break;

@@ -62,23 +62,33 @@ bool Encode(const device::DriverApi& api, ElementType type, const TensorType& te
 constexpr int64_t kBwdSectionBytes = int64_t{40} << 20;
 
 // Heads of keys whose tiles are walked together, those with most rows first. Without a causal mask
-// tiles are equally long, and one head after the other is best for L2.
-int64_t BwdSectionHeads(const AttentionSpec& spec, const AttentionArgs& args, int64_t heads) {
+// tiles are equally long, and one head after the other is best for L2. Otherwise as many as L2
+// takes, or so many that every block of the board has a tile.
+int64_t BwdSectionHeads(const plan::KernelPlan& plan, const AttentionSpec& spec,
+                        const AttentionArgs& args, int64_t key_tiles, int64_t heads) {
   if (spec::EffectiveWindowRight(spec) < 0) return 1;
   const int64_t bytes_per_head = spec::GroupSize(spec) * std::max<int64_t>(args.seqlen_q, 1) *
                                  (spec.dim_qk * 6 + spec.dim_v * 2);
   heads = std::max<int64_t>(heads, 1);
-  const int64_t most = std::clamp<int64_t>(kBwdSectionBytes / bytes_per_head, 1, heads);
-  // Equal ones: the first tiles of a short last section would be the last to end.
-  const int64_t sections = (heads + most - 1) / most;
-  return (heads + sections - 1) / sections;
+  const int64_t busy = plan.max_grid / std::max<int64_t>(key_tiles, 1);
+  const int64_t most =
+      std::clamp<int64_t>(std::max(kBwdSectionBytes / bytes_per_head, busy), 1, heads);
+  // The first tiles of a short last section would be the last to end: the number with the fewest
+  // heads missing there, and of those the largest.
+  int64_t best = most;
+  const auto missing = [heads](int64_t section) { return (section - heads % section) % section; };
+  for (int64_t section = most - 1; 2 * section > most; --section) {
+    if (missing(section) * best < missing(best) * section) best = section;
+  }
+  return best;
 }
 
 absl::Status PackBwd(const device::DriverApi& api, const plan::KernelPlan& plan,
                      const AttentionSpec& spec, const AttentionArgs& args, std::byte* slot) {
-  const int64_t key_tiles = (args.seqlen_kv + plan.block_n - 1) / plan.block_n;
+  const int64_t tile_keys = int64_t{plan.block_n} * std::max(plan.cluster, 1);
+  const int64_t key_tiles = (args.seqlen_kv + tile_keys - 1) / tile_keys;
   int64_t heads = 0, tiles = 0;
-  if (args.seqlen_q > kMax - 2 * plan.block_m || args.seqlen_kv > kMax - 2 * plan.block_n ||
+  if (args.seqlen_q > kMax - 2 * plan.block_m || args.seqlen_kv > kMax - 2 * tile_keys ||
       __builtin_mul_overflow(args.batch, spec.heads_kv, &heads) ||
       __builtin_mul_overflow(heads, key_tiles, &tiles) || tiles > kMax) {
     return absl::UnimplementedError(absl::StrCat(
@@ -103,7 +113,7 @@ absl::Status PackBwd(const device::DriverApi& api, const plan::KernelPlan& plan,
   out.key_tiles = static_cast<uint32_t>(key_tiles);
   out.tiles = static_cast<uint32_t>(tiles);
   out.heads = static_cast<uint32_t>(heads);
-  out.section_heads = static_cast<uint32_t>(BwdSectionHeads(spec, args, heads));
+  out.section_heads = static_cast<uint32_t>(BwdSectionHeads(plan, spec, args, key_tiles, heads));
   out.by_threads = (q ? 0 : abi::kQByThreads) | (kv ? 0 : abi::kKvByThreads) |
                    (gradients ? 0 : abi::kGradientsByThreads);
   std::memcpy(slot, &out, sizeof(out));

@@ -91,6 +91,8 @@ std::vector<Scenario> Sm90Scenarios() {
       {"bwd bf16 b=2 h=2/1 s=140/133 d=16/24 exact layout=bhsd empty_lse=+inf"},
       {"bwd bf16 b=1 h=2/1 s=150/70 d=64 causal", {}, {}, MisalignRows},
       {"bwd fp16 b=2 h=1 s=70/130 d=80", {}, {}, MisalignRows},
+      {"bwd bf16 b=1 h=2 s=260/390 d=40/80 causal"},  // an odd number of tiles of keys
+      {"bwd bf16 b=1 h=2/1 s=200/150 d=256"},  // likewise
   };
 }
 

@@ -100,6 +100,9 @@ struct Config {
   static constexpr int kStages = 2;
   static constexpr int kLoaderRegisters = 24;
   static constexpr int kConsumerRegisters = 240;
+  static constexpr int kKeptK = 0;
+  static constexpr int kKeptV = 0;
+  static constexpr int kCluster = 1;
   using Wgmma = AttentionWgmma;
   // policies
   using Lengths = LengthsUniform;

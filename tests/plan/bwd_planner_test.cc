@@ -89,6 +89,20 @@ TEST(BwdPlannerTest, EveryHeadDimHasATileThatFits) {
   }
 }
 
+TEST(BwdPlannerTest, HopperHasSharedMemoryForEveryPairOfDims) {
+  for (int dim_qk = 8; dim_qk <= 256; dim_qk += 8) {
+    for (int dim_v = 8; dim_v <= 256; dim_v += 8) {
+      AttentionSpec spec = SpecOf("bwd bf16 h=4 s=512 d=64");
+      spec.dim_qk = dim_qk;
+      spec.dim_v = dim_v;
+      const auto decision = BestFor(spec, "sm_90a");
+      ASSERT_TRUE(decision.ok()) << decision.status();
+      EXPECT_EQ(decision->plan.family, Family::kBwdSm90);
+      EXPECT_LE(decision->plan.smem_bytes, 227 * 1024) << dim_qk << " " << dim_v;
+    }
+  }
+}
+
 TEST(BwdPlannerTest, RefusalsNameTheRule) {
   const struct {
     const char* text;
@@ -154,8 +168,31 @@ TEST(BwdPlannerTest, OneBlockAMultiprocessorWalksOverTheKeys) {
   };
   EXPECT_EQ(grid("bwd bf16 h=8 s=512 d=64", 100000), 132u);
   EXPECT_EQ(grid("bwd bf16 h=8 s=512 d=64", 300), 4u * 8 * 3);
-  // Wide heads have a block for each tile.
+  // Wide heads have a block for each tile, and two of neighbouring ones share their rows.
   EXPECT_EQ(grid("bwd bf16 h=8 s=512 d=256", 6400), 4u * 8 * 100);
+  EXPECT_EQ(grid("bwd bf16 h=8 s=512 d=256", 6500), 4u * 8 * 102);
+  EXPECT_EQ(grid("bwd bf16 h=8 s=512 d=256 deterministic", 6500), 4u * 8 * 102);
+  EXPECT_EQ(grid("bwd bf16 h=8 s=512 d=256 deterministic", 6460), 4u * 8 * 101);
+}
+
+TEST(BwdPlannerTest, WhatHopperKeepsInRegistersLeavesRoomForTheRest) {
+  const auto kept = [](int64_t dim_qk, int64_t dim_v, int block_m) {
+    KernelPlan plan;
+    plan.block_m = block_m;
+    plan.block_n = 128;
+    const BwdKeptSteps steps = BwdSm90KeptSteps(plan, dim_qk, dim_v);
+    EXPECT_LE((dim_qk + dim_v) / 2 + block_m + 4 * (steps.k + steps.v), 204);
+    return std::pair(steps.k, steps.v);
+  };
+  EXPECT_EQ(kept(128, 128, 64), std::pair(0, 0));
+  EXPECT_EQ(kept(112, 112, 64), std::pair(0, 7));
+  EXPECT_EQ(kept(96, 96, 64), std::pair(5, 6));
+  EXPECT_EQ(kept(72, 72, 64), std::pair(5, 5));
+  EXPECT_EQ(kept(64, 64, 128), std::pair(0, 0));
+  EXPECT_EQ(kept(40, 40, 128), std::pair(2, 3));
+  KernelPlan wide;
+  wide.block_m = wide.block_n = 64;
+  EXPECT_EQ(BwdSm90KeptSteps(wide, 256, 256).k, 0);
 }
 
 TEST(BwdPlannerTest, PackedSequencesShareTheirSums) {

@@ -169,6 +169,30 @@ TEST_F(PackBwdSm90Test, ACausalSectionHasTheHeadsWhoseRowsFitL2) {
   Use("bwd bf16 b=1 h=8/4 s=262144 d=128 causal");
   ASSERT_TRUE(Pack().ok());
   EXPECT_EQ(args_of_kernel_.section_heads, 1u);
+  // Five fit, and eight sections of four leave no short one.
+  Use("bwd bf16 b=2 h=16 s=8192 d=128 causal");
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_EQ(args_of_kernel_.section_heads, 4u);
+  Use("bwd bf16 b=1 h=7 s=8192 d=128 causal");
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_EQ(args_of_kernel_.section_heads, 4u);  // four and three
+}
+
+TEST_F(PackBwdSm90Test, ACausalSectionHasATileForEveryBlock) {
+  // Two heads of keys fit L2, with 64 tiles.
+  plan_.max_grid = 132;
+  Use("bwd bf16 b=2 h=32/8 s=4096 d=128 causal");
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_EQ(args_of_kernel_.section_heads, 4u);
+}
+
+TEST_F(PackBwdSm90Test, TilesOfAClusterAreCountedTogether) {
+  plan_.block_n = 64;
+  plan_.cluster = 2;
+  Use("bwd bf16 b=2 h=4 s=300/500 d=256");
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_EQ(args_of_kernel_.key_tiles, 4u);
+  EXPECT_EQ(args_of_kernel_.tiles, 32u);
 }
 
 TEST_F(PackBwdSm90Test, TensorsThatNoMapDescribesAreLeftToThreads) {
