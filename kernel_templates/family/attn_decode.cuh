@@ -124,7 +124,6 @@ struct SharedStorage {
   float reference[Config::kTeams][Config::kBlockM];
   float sum[Config::kTeams][Config::kBlockM];
   int last[Config::kTeams];  // the stage that o is in
-  int merges;                // whether the piece is its item's last to end
 };
 
 template <class Config, class Params>
@@ -213,8 +212,7 @@ struct Warp {
 
   // What the kernel ahead has left may be read from then on; it may be attn_combine of another
   // call, or anything. The first piece is found meanwhile, if that takes no memory.
-  static constexpr bool kStartsEarly =
-      kSequencesAreAlike<Config> && Config::KvRows::kIsDense && !Config::kScalePerToken;
+  static constexpr bool kStartsEarly = kSequencesAreAlike<Config> && Config::KvRows::kIsDense;
   __device__ __forceinline__ void WaitForKernelAhead() {
     if constexpr (kStartsEarly) {
       if (waited) return;
@@ -657,22 +655,27 @@ struct Warp {
     constexpr int kQuads = (Config::kHeadDimV + 3) / 4;
     const abi::AttnFwdParams& core = params.core;
     const PartSlots slots = queue.pieces.walk.SlotsOfItem(piece, params.parts.lines);
+    bool is_last = false;
     if (threadIdx.x == 0) {
       float* const word = params.parts.lse + i64{slots.first} * kPartLses<Config> + Config::kBlockM;
-      shared.merges = ArriveLast(reinterpret_cast<u64*>(word), slots.count) ? 1 : 0;
+      is_last = ArriveLast(reinterpret_cast<u64*>(word), slots.count);
     }
-    __syncthreads();
-    if (shared.merges == 0) return;
+    if (__syncthreads_or(is_last) == 0) return;
     const int rows = static_cast<int>(
         Min(Config::kBlockM, piece.problem.seqlen_q * Config::kGroup - piece.first_row));
+    // Two lanes share four columns of a row, each with every other part.
+    const int wanted = rows * kQuads * 2;
 #pragma unroll 1
-    for (int index = static_cast<int>(threadIdx.x); index < rows * kQuads; index += S::kThreads) {
-      const int row = index / kQuads, column = index % kQuads * 4;
+    for (int first = 0; first < wanted; first += S::kThreads) {
+      const int index = first + static_cast<int>(threadIdx.x);
+      const int quad = Min(index, wanted - 1) / 2;
+      const int row = quad / kQuads, column = quad % kQuads * 4;
       const PackedRow at = RowAt<Config>(piece.problem, piece.first_row, row);
       Problem problem = piece.problem;
       problem.h = at.h;
       const MergedRow merged = MergeParts<Config>(
           slots, row, column, Config::Sink::Logit(problem, params), params.parts);
+      if (index >= wanted || index % 2 != 0) continue;
       if (column == 0) Config::Lse::Store(merged.end.lse, problem, at.i, params);
       OutElement* o = static_cast<OutElement*>(core.o) + problem.q_batch * core.o_strides.batch +
                       at.h * core.o_strides.head + (problem.q_row + at.i) * core.o_strides.seq;

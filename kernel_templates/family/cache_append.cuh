@@ -2,18 +2,20 @@
 // embedding and a change of type if wanted; rotates their queries too.
 //
 // Work      A tile is some tokens (tile_tokens, at most kTokens: few where there are few) with all
-//           their rows: kHeadsQ of Q, kHeadsKv of K and of V. A row is the work of kLanes lanes of
-//           a warp, a lane has chunks of kVec elements.
+//           their rows: kHeadsQ of Q, kHeadsKv of K and of V. A token is shared by kShare groups of
+//           kLanes lanes of a warp; a group has whole rows, a lane units of two chunks of kVec
+//           elements of each. Pairs of an embedding are in one unit, so that a lane rotates all its
+//           rows by the same few angles, which it keeps in registers.
 // Steps     Where the tokens go (one thread a token), the sines and cosines of their positions (a
-//           pair each), then the rows: kUnroll of them are loaded before any is stored.
+//           pair each), then the rows, which are loaded a step before they are stored.
 // Wide      Chunks of 16 bytes of new rows where every row of every tensor starts on a multiple of
 //           a chunk; else element by element.
-// In place  Q may be rotated where it lies: a row is read by one warp, and before it is written.
+// In place  Q may be rotated where it lies: a lane reads what it writes, and no other does.
 // Lengths   Written by the last block to end where they take the place of what all blocks read:
 //           `ticket` counts the blocks and is 0 again afterwards.
 // Barriers  Two a tile: before the tokens of the tile before are overwritten, and around them and
 //           their sines.
-// Shared    tokens [kTokens], cos and sin [kTokens][pairs, or rotated columns] fp32
+// Shared    tokens [kTokens], cos and sin [kTokens][pairs] fp32
 #ifndef TILEWRIGHT_FAMILY_CACHE_APPEND_CUH_
 #define TILEWRIGHT_FAMILY_CACHE_APPEND_CUH_
 
@@ -62,12 +64,8 @@ struct Shape {
   static constexpr int kThreads = Config::kWarps * 32;
   static constexpr int kHalf = Config::kRotaryDim / 2;
   static constexpr bool kRotates = Config::kHalfSplit || Config::kInterleaved;
-  // A cosine and a sine for each column (half split: the sine of the first of a pair is negative)
-  // or for each pair.
-  static constexpr int kAngles = RoundUp(kHalf == 0           ? 1
-                                         : Config::kHalfSplit ? 2 * kHalf
-                                                              : kHalf,
-                                         4);
+  // A cosine and a sine for each pair.
+  static constexpr int kAngles = RoundUp(kHalf == 0 ? 1 : kHalf, 4);
   static constexpr int kRows = Config::kHeadsQ + Config::kHeadsKv * (Config::kDimV > 0 ? 2 : 1);
   static constexpr int kDim = Config::kDimQk > Config::kDimV ? Config::kDimQk : Config::kDimV;
 };
@@ -86,6 +84,13 @@ TILEWRIGHT_HOST_DEVICE constexpr int LanesFor(int chunks) {
   int lanes = 1;
   while (lanes < chunks && lanes < 32) lanes *= 2;
   return lanes;
+}
+
+// The largest power of two that is neither above `wanted` nor above `most`; at least 1.
+TILEWRIGHT_HOST_DEVICE constexpr int PowerOfTwoUpTo(int wanted, int most) {
+  int power = 1;
+  while (2 * power <= wanted && 2 * power <= most) power *= 2;
+  return power;
 }
 
 template <class Params>
@@ -257,244 +262,296 @@ struct Rows {
   using Element = typename Config::Element;
   using CacheElement = typename Config::CacheElement;
   using NewChunk = Chunk<Element, kVec>;
+
+  // A unit is two chunks of a row, so that what is rotated with an element of one is in the other
+  // or in the same: units of rotated chunks first, then the others.
   static constexpr int kChunksOfRow = (S::kDim + kVec - 1) / kVec;
-  static constexpr int kLanes = LanesFor(kChunksOfRow);
-  static constexpr int kChunks = (kChunksOfRow + kLanes - 1) / kLanes;  // of a lane
+  static constexpr int kRotatedUnits = S::kRotates ? S::kHalf / kVec : 0;
+  static constexpr int kFirstRotated = S::kRotates ? Config::kRotaryBegin / kVec : 0;
+  static constexpr int kOtherChunks = kChunksOfRow - 2 * kRotatedUnits;
+  static constexpr int kOtherUnits = (kOtherChunks + 1) / 2;
+  static constexpr int kUnitsOfRow = kRotatedUnits + kOtherUnits;
+  static constexpr int kLanes = LanesFor(kUnitsOfRow);
+  static constexpr int kUnits = (kUnitsOfRow + kLanes - 1) / kLanes;  // of a lane
   static constexpr int kGroups = S::kThreads / kLanes;
-  // Rows in flight, as registers allow.
-  static constexpr int kUnroll = kVec > 1 && kChunks == 1 ? 2 : 1;
-  static constexpr bool kHalfSplit = Config::kHalfSplit;
-  // What an element is rotated with is not in its chunk.
-  static constexpr bool kPartnersApart = S::kRotates && (kHalfSplit || kVec == 1);
-  // A chunk is rotated as a whole or not at all, its partners are a chunk.
-  static constexpr bool kWholeChunks = kVec > 1 && Config::kRotaryBegin % kVec == 0 &&
-                                       (kHalfSplit ? S::kHalf : Config::kRotaryDim) % kVec == 0;
+  // Columns that lie apart in the chunk they are in: pairs of an interleaved embedding.
+  static constexpr bool kPairsInChunk = Config::kInterleaved && kVec > 1;
+
+  // Groups that share a token: each has two rows of Q, or of K and V, if there are so many.
+  static constexpr int kRowsQ = Config::kHeadsQ, kRowsKv = S::kRows - Config::kHeadsQ;
+  static constexpr int kShare = PowerOfTwoUpTo((kRowsQ > kRowsKv ? kRowsQ : kRowsKv) / 2, kGroups);
+  // Rows in flight of a lane, as registers allow.
+  static constexpr int kMost = kVec > 1 && kUnits == 1 ? 2 : 1;
+  static constexpr int kTogetherQ = kRowsQ > kShare ? kMost : 1;
+  static constexpr int kTogetherKv = kRowsKv > kShare ? kMost : 1;
 
   struct Row {
-    Kind kind;
-    int head;
-    int token;
     bool active;
-    NewChunk x[kChunks];
-    NewChunk partner[kPartnersApart ? kChunks : 1];
+    int head;
+    NewChunk x[kUnits][2];
+  };
+  using Values = float[kUnits][2][kVec];
+  // Of a lane's rotated units: the angle of element e of the first chunk, or of pair e of both.
+  struct Angles {
+    float cos[kUnits][kVec];
+    float sin[kUnits][kVec];
   };
 
   SharedStorage<Config>& shared;
   const Params& params;
-  const int tile_rows;
+  const int tokens;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int group = static_cast<int>(threadIdx.x) / kLanes;
 
-  // Column of the lane's chunk n.
-  __device__ __forceinline__ int ColumnOf(int n) const { return (n * kLanes + lane) * kVec; }
-  __device__ __forceinline__ static bool Exists(const Row& row, int column) {
-    return row.active && column < (row.kind == kV ? Config::kDimV : Config::kDimQk);
-  }
-  __device__ __forceinline__ static bool IsRotated(const Row& row, int column) {
-    return S::kRotates && row.kind != kV && column >= Config::kRotaryBegin &&
-           column < Config::kRotaryBegin + Config::kRotaryDim;
-  }
-  __device__ __forceinline__ static bool InFirstHalf(int column) {
-    return column < Config::kRotaryBegin + S::kHalf;
-  }
-  __device__ __forceinline__ static int PartnerOf(int column) {
-    if (kHalfSplit) return InFirstHalf(column) ? column + S::kHalf : column - S::kHalf;
-    return Config::kRotaryBegin + ((column - Config::kRotaryBegin) ^ 1);
-  }
-  __device__ __forceinline__ static int AngleOf(int column) {
-    const int e = column - Config::kRotaryBegin;
-    return kHalfSplit ? e : e / 2;
-  }
-  // Whether the row goes to the cache as it is.
-  __device__ __forceinline__ static bool IsCopied(const Row& row) {
-    return kIsSame<Element, CacheElement> && (!S::kRotates || row.kind == kV);
-  }
-
-  __device__ __forceinline__ Row Load(int index) const {
-    const abi::CacheAppendParams& core = params.core;
-    Row row = {};
-    if (index >= tile_rows) return row;
-    row.token = index / S::kRows;
-    const int of_token = index % S::kRows;
-    const Token& token = shared.tokens[row.token];
-    i64 stride;
-    if (of_token < Config::kHeadsQ) {
-      row.kind = kQ;
-      row.head = of_token;
-      stride = core.q_strides.head;
-    } else if (of_token < Config::kHeadsQ + Config::kHeadsKv) {
-      row.kind = kK;
-      row.head = of_token - Config::kHeadsQ;
-      stride = core.k_strides.head;
-    } else {
-      row.kind = kV;
-      row.head = of_token - Config::kHeadsQ - Config::kHeadsKv;
-      stride = core.v_strides.head;
+  __device__ __forceinline__ int UnitOf(int n) const { return n * kLanes + lane; }
+  // First column of a chunk of the lane's unit n; kNoColumn where there is none.
+  static constexpr int kNoColumn = 1 << 30;
+  __device__ __forceinline__ int ColumnOf(int n, int chunk) const {
+    const int unit = UnitOf(n);
+    if (unit < kRotatedUnits) {
+      const int apart =
+          Config::kInterleaved && kVec == 1 ? 2 * unit + chunk : unit + chunk * kRotatedUnits;
+      return (kFirstRotated + apart) * kVec;
     }
-    row.active = row.kind == kQ ? token.exists : token.stored;
+    const int other = unit - kRotatedUnits + chunk * kOtherUnits;
+    if (unit >= kUnitsOfRow || other >= kOtherChunks) return kNoColumn;
+    return (other < kFirstRotated ? other : other + 2 * kRotatedUnits) * kVec;
+  }
+  template <Kind kKind>
+  static constexpr int kDimOf = kKind == kV ? Config::kDimV : Config::kDimQk;
+  // Whether the rows go to the cache as they are.
+  template <Kind kKind>
+  static constexpr bool kCopies = kIsSame<Element, CacheElement> && (!S::kRotates || kKind == kV);
+
+  template <Kind kKind>
+  __device__ __forceinline__ Row Load(const Token& token, int head, bool exists,
+                                      const abi::TensorStrides& strides) const {
+    Row row = {};
+    row.head = head;
+    row.active = exists && (kKind == kQ || token.stored);
+    if (!row.active) return row;
     const Element* const from =
-        static_cast<const Element*>(token.from[row.kind]) + row.head * stride;
+        static_cast<const Element*>(token.from[kKind]) + head * strides.head;
 #pragma unroll
-    for (int n = 0; n < kChunks; ++n) {
-      const int column = ColumnOf(n);
-      if (!Exists(row, column)) continue;
-      row.x[n] = NewChunk::Load(from + column);
-      if constexpr (kPartnersApart) {
-        if constexpr (kWholeChunks) {
-          if (IsRotated(row, column)) row.partner[n] = NewChunk::Load(from + PartnerOf(column));
-        } else {
+    for (int n = 0; n < kUnits; ++n) {
 #pragma unroll
-          for (int e = 0; e < kVec; ++e) {
-            if (IsRotated(row, column + e)) {
-              row.partner[n].element[e] = from[PartnerOf(column + e)];
-            }
-          }
-        }
+      for (int chunk = 0; chunk < 2; ++chunk) {
+        const int column = ColumnOf(n, chunk);
+        if (column < kDimOf<kKind>) row.x[n][chunk] = NewChunk::Load(from + column);
       }
     }
     return row;
   }
 
-  __device__ __forceinline__ void Rotate(const Row& row, int n, float (&value)[kVec]) const {
-    const int column = ColumnOf(n);
-    const float* const cosines = shared.cos[row.token];
-    const float* const sines = shared.sin[row.token];
-    if constexpr (kWholeChunks) {
-      if (!IsRotated(row, column)) return;
-      constexpr int kAnglesOfChunk = kHalfSplit ? kVec : kVec / 2;
-      float sin[kAnglesOfChunk], cos[kAnglesOfChunk];
-      LoadFloats(cosines + AngleOf(column), cos);
-      LoadFloats(sines + AngleOf(column), sin);
-      if constexpr (kHalfSplit) {
+  __device__ __forceinline__ void LoadAngles(int token, Angles& angles) const {
+    const float* const cosines = shared.cos[token];
+    const float* const sines = shared.sin[token];
 #pragma unroll
-        for (int e = 0; e < kVec; ++e) {
-          value[e] = fmaf(static_cast<float>(row.partner[n].element[e]), sin[e], value[e] * cos[e]);
+    for (int n = 0; n < kUnits; ++n) {
+      const int unit = UnitOf(n);
+      if (unit >= kRotatedUnits) continue;
+      if constexpr (kPairsInChunk) {
+#pragma unroll
+        for (int chunk = 0; chunk < 2; ++chunk) {
+          constexpr int kPairs = kVec / 2;
+          float cos[kPairs], sin[kPairs];
+          const int first = (unit + chunk * kRotatedUnits) * kPairs;
+          LoadFloats(cosines + first, cos);
+          LoadFloats(sines + first, sin);
+#pragma unroll
+          for (int e = 0; e < kPairs; ++e) {
+            angles.cos[n][chunk * kPairs + e] = cos[e];
+            angles.sin[n][chunk * kPairs + e] = sin[e];
+          }
         }
       } else {
-#pragma unroll
-        for (int e = 0; e < kVec; e += 2) {
-          const float first = value[e], second = value[e + 1];
-          value[e] = fmaf(-second, sin[e / 2], first * cos[e / 2]);
-          value[e + 1] = fmaf(first, sin[e / 2], second * cos[e / 2]);
-        }
+        LoadFloats(cosines + unit * kVec, angles.cos[n]);
+        LoadFloats(sines + unit * kVec, angles.sin[n]);
       }
-    } else {
-      float before[kVec];
+    }
+  }
+
+  // (x, y) turned by an angle.
+  __device__ __forceinline__ static void Turn(float& x, float& y, float cos, float sin) {
+    const float before = x;
+    x = fmaf(-y, sin, x * cos);
+    y = fmaf(before, sin, y * cos);
+  }
+  __device__ __forceinline__ void Rotate(Values& value, const Angles& angles) const {
 #pragma unroll
-      for (int e = 0; e < kVec; ++e) before[e] = value[e];
+    for (int n = 0; n < kUnits; ++n) {
+      if (UnitOf(n) >= kRotatedUnits) continue;
 #pragma unroll
       for (int e = 0; e < kVec; ++e) {
-        const int own = column + e;
-        if (!IsRotated(row, own)) continue;
-        float partner;
-        if constexpr (kPartnersApart) {
-          partner = static_cast<float>(row.partner[n].element[e]);
+        if constexpr (kPairsInChunk) {
+          constexpr int kPairs = kVec / 2;
+          float(&pairs)[kVec] = value[n][e / kPairs];
+          Turn(pairs[e % kPairs * 2], pairs[e % kPairs * 2 + 1], angles.cos[n][e],
+               angles.sin[n][e]);
         } else {
-          partner = before[e ^ 1];  // the embedding begins at an even column, and so do chunks
+          Turn(value[n][0][e], value[n][1][e], angles.cos[n][e], angles.sin[n][e]);
         }
-        const bool is_negative = !kHalfSplit && PartnerOf(own) > own;
-        const int angle = AngleOf(own);
-        value[e] = fmaf(is_negative ? -partner : partner, sines[angle], value[e] * cosines[angle]);
       }
     }
   }
 
   // What the values of a row of K or V are multiplied with before they are stored. All lanes call
   // it, whatever their rows.
-  __device__ __forceinline__ float StoredFactor(const Row& row,
-                                                const float (&value)[kChunks][kVec]) const {
-    if constexpr (Config::kScaled) {
-      const abi::StoredScaleArgs& args = row.kind == kV ? params.core.v_scale : params.core.k_scale;
-      const Token& token = shared.tokens[row.token];
+  template <Kind kKind>
+  __device__ __forceinline__ float StoredFactor(const Row& row, const Token& token,
+                                                const Values& value) const {
+    if constexpr (Config::kScaled && kKind != kQ) {
+      const abi::StoredScaleArgs& args = kKind == kV ? params.core.v_scale : params.core.k_scale;
       float* const scale = args.scale + token.block * args.stride_batch +
                            token.block_row * args.stride_seq + row.head * args.stride_head;
-      const bool stores = row.active && row.kind != kQ;
       if constexpr (Config::kScalePerToken) {
         const float largest = LargestOfRow(value);
         // So small that the factor would overflow: the row is one of zeros.
         const bool vanishes = largest <= 1e-30f;
-        if (stores && lane == 0) *scale = vanishes ? 0.f : largest / kLargest<CacheElement>;
+        if (row.active && lane == 0) *scale = vanishes ? 0.f : largest / kLargest<CacheElement>;
         return vanishes ? 0.f : kLargest<CacheElement> / largest;
       } else {
-        return stores ? 1 / *scale : 1;
+        return row.active ? 1 / *scale : 1;
       }
     } else {
       return 1;
     }
   }
 
-  // The largest magnitude of the lanes that share a row; NaN is above all others.
-  __device__ __forceinline__ static float LargestOfRow(const float (&value)[kChunks][kVec]) {
+  // The largest magnitude of the lanes that share a row; NaN is above all others. Other lanes of
+  // the warp may have rows of another kind and be elsewhere.
+  __device__ __forceinline__ static float LargestOfRow(const Values& value) {
     u32 largest = 0;  // as bits
 #pragma unroll
-    for (int n = 0; n < kChunks; ++n) {
+    for (int n = 0; n < kUnits; ++n) {
 #pragma unroll
-      for (int e = 0; e < kVec; ++e) {
-        const u32 magnitude = BitsOfFloat(value[n][e]) & 0x7fffffffu;
+      for (int e = 0; e < 2 * kVec; ++e) {
+        const u32 magnitude = BitsOfFloat(value[n][e / kVec][e % kVec]) & 0x7fffffffu;
         largest = magnitude > largest ? magnitude : largest;
       }
     }
+    const u32 lanes = (kAllLanes >> (32 - kLanes)) << (threadIdx.x % 32 / kLanes * kLanes);
 #pragma unroll
     for (int distance = kLanes / 2; distance > 0; distance /= 2) {
-      const u32 other = __shfl_xor_sync(kAllLanes, largest, distance);
+      const u32 other = __shfl_xor_sync(lanes, largest, distance);
       largest = other > largest ? other : largest;
     }
     return FloatOfBits(largest);
   }
 
-  __device__ __forceinline__ void Finish(const Row& row) const {
-    const Token& token = shared.tokens[row.token];
-    const abi::CacheAppendParams& core = params.core;
-    if (IsCopied(row)) {
-      if (!row.active) return;
-      const i64 stride = row.kind == kK ? core.k_cache_strides.head : core.v_cache_strides.head;
-      Element* const to = static_cast<Element*>(token.to[row.kind]) + row.head * stride;
+  template <Kind kKind, class Out>
+  __device__ __forceinline__ void Finish(const Row& row, const Token& token, const Angles& angles,
+                                         const abi::TensorStrides& strides) const {
+    Out* const to = static_cast<Out*>(token.to[kKind]) + row.head * strides.head;
+    Values value;
+    float factor = 1;
+    if constexpr (!kCopies<kKind>) {
 #pragma unroll
-      for (int n = 0; n < kChunks; ++n) {
-        if (Exists(row, ColumnOf(n))) row.x[n].Store(to + ColumnOf(n));
+      for (int n = 0; n < kUnits; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2 * kVec; ++e) {
+          value[n][e / kVec][e % kVec] = static_cast<float>(row.x[n][e / kVec].element[e % kVec]);
+        }
       }
-      return;
+      if constexpr (S::kRotates && kKind != kV) Rotate(value, angles);
+      factor = StoredFactor<kKind>(row, token, value);
     }
-    float value[kChunks][kVec];
-#pragma unroll
-    for (int n = 0; n < kChunks; ++n) {
-#pragma unroll
-      for (int e = 0; e < kVec; ++e) value[n][e] = static_cast<float>(row.x[n].element[e]);
-      if constexpr (S::kRotates) {
-        if (row.active) Rotate(row, n, value[n]);
-      }
-    }
-    const float factor = StoredFactor(row, value);
     if (!row.active) return;
-    if (row.kind == kQ) {
-      StoreRow(row, value, 1,
-               static_cast<Element*>(token.to[kQ]) + row.head * core.q_out_strides.head);
-    } else {
-      const i64 stride = row.kind == kK ? core.k_cache_strides.head : core.v_cache_strides.head;
-      StoreRow(row, value, factor,
-               static_cast<CacheElement*>(token.to[row.kind]) + row.head * stride);
-    }
-  }
-
-  template <class Out>
-  __device__ __forceinline__ void StoreRow(const Row& row, const float (&value)[kChunks][kVec],
-                                           float factor, Out* to) const {
 #pragma unroll
-    for (int n = 0; n < kChunks; ++n) {
-      const int column = ColumnOf(n);
-      if (Exists(row, column)) Narrowed<Out>(value[n], factor).Store(to + column);
+    for (int n = 0; n < kUnits; ++n) {
+#pragma unroll
+      for (int chunk = 0; chunk < 2; ++chunk) {
+        const int column = ColumnOf(n, chunk);
+        if (column >= kDimOf<kKind>) continue;
+        if constexpr (kCopies<kKind>) {
+          row.x[n][chunk].Store(to + column);
+        } else {
+          Narrowed<Out>(value[n][chunk], factor).Store(to + column);
+        }
+      }
     }
   }
 
-  __device__ __forceinline__ void WriteTile() const {
+  // Rows of K, then of V.
+  __device__ __forceinline__ Row LoadKv(const Token& token, int row, bool exists) const {
+    const abi::CacheAppendParams& core = params.core;
+    exists = exists && row < kRowsKv;
+    if (Config::kDimV == 0 || row < Config::kHeadsKv) {
+      return Load<kK>(token, row, exists, core.k_strides);
+    }
+    return Load<kV>(token, row - Config::kHeadsKv, exists, core.v_strides);
+  }
+
+  // A group's rows of a token are the work of kRounds steps.
+  static constexpr int kRoundsQ = (kRowsQ + kShare * kTogetherQ - 1) / (kShare * kTogetherQ);
+  static constexpr int kRoundsKv = (kRowsKv + kShare * kTogetherKv - 1) / (kShare * kTogetherKv);
+  static constexpr int kRounds = kRoundsQ > kRoundsKv ? kRoundsQ : kRoundsKv;
+  static constexpr int kTokensOfStep = kGroups / kShare;
+  static constexpr int kStepRowsQ = kRowsQ > 0 ? kTogetherQ : 0;
+  static constexpr int kStepRowsKv = kRowsKv > 0 ? kTogetherKv : 0;
+
+  struct Step {
+    Row q[kStepRowsQ > 0 ? kStepRowsQ : 1];
+    Row kv[kStepRowsKv > 0 ? kStepRowsKv : 1];
+  };
+  // The group's token and its first row in a step.
+  __device__ __forceinline__ int TokenOf(int step) const {
+    return step / kRounds * kTokensOfStep + group / kShare;
+  }
+  __device__ __forceinline__ static int RowOf(int step, int row, int together, int member) {
+    return (step % kRounds * together + row) * kShare + member;
+  }
+
+  __device__ __forceinline__ void LoadStep(int step, Step& rows) const {
+    const abi::CacheAppendParams& core = params.core;
+    const int at = TokenOf(step), member = group % kShare;
+    const Token& token = shared.tokens[at < tokens ? at : 0];
+    const bool exists = at < tokens && token.exists;
+#pragma unroll
+    for (int n = 0; n < kStepRowsQ; ++n) {
+      const int head = RowOf(step, n, kTogetherQ, member);
+      rows.q[n] = Load<kQ>(token, head, exists && head < kRowsQ, core.q_strides);
+    }
+#pragma unroll
+    for (int n = 0; n < kStepRowsKv; ++n) {
+      rows.kv[n] = LoadKv(token, RowOf(step, n, kTogetherKv, member), exists);
+    }
+  }
+
+  __device__ __forceinline__ void FinishStep(int step, const Step& rows) const {
+    const abi::CacheAppendParams& core = params.core;
+    const int at = TokenOf(step), member = group % kShare;
+    const Token& token = shared.tokens[at < tokens ? at : 0];
+    Angles angles = {};
+    if (S::kRotates && at < tokens && token.exists) LoadAngles(at, angles);
+#pragma unroll
+    for (int n = 0; n < kStepRowsQ; ++n) {
+      Finish<kQ, Element>(rows.q[n], token, angles, core.q_out_strides);
+    }
+#pragma unroll
+    for (int n = 0; n < kStepRowsKv; ++n) {
+      if (Config::kDimV == 0 || RowOf(step, n, kTogetherKv, member) < Config::kHeadsKv) {
+        Finish<kK, CacheElement>(rows.kv[n], token, angles, core.k_cache_strides);
+      } else {
+        Finish<kV, CacheElement>(rows.kv[n], token, angles, core.v_cache_strides);
+      }
+    }
+  }
+
+  // `find_angles` makes the angles of the tile's tokens known to the block: while the first rows
+  // are on their way. Rows are loaded a step ahead.
+  template <class FindAngles>
+  __device__ __forceinline__ void WriteTile(const FindAngles& find_angles) const {
+    Step rows;
+    LoadStep(0, rows);
+    find_angles();
+    const int steps = (tokens + kTokensOfStep - 1) / kTokensOfStep * kRounds;
 #pragma unroll 1
-    for (int first = 0; first < tile_rows; first += kGroups * kUnroll) {
-      Row rows[kUnroll];
-#pragma unroll
-      for (int n = 0; n < kUnroll; ++n) rows[n] = Load(first + n * kGroups + group);
-      __syncwarp();  // other lanes may have read what this one writes
-#pragma unroll
-      for (int n = 0; n < kUnroll; ++n) Finish(rows[n]);
+    for (int step = 0; step < steps; ++step) {
+      Step next;
+      LoadStep(step + 1, next);
+      FinishStep(step, rows);
+      rows = next;
     }
   }
 };
@@ -515,9 +572,10 @@ __device__ __forceinline__ void WriteLengths(i64 block, i64 blocks, const Params
 template <class Config, class Params>
 __device__ __forceinline__ void Run(const Params& params) {
   using S = Shape<Config>;
-  // Elements of the new rows in 16 bytes, if rows are multiples of so many.
-  constexpr int kWide = 16 / static_cast<int>(sizeof(typename Config::Element));
-  constexpr bool kMayBeWide = Config::kDimQk % kWide == 0 && Config::kDimV % kWide == 0;
+  // Elements of a chunk: of 16 bytes of new rows, or of less where chunks would be rotated in part.
+  constexpr int kVec =
+      AlignmentOf(Config::kDimQk | Config::kDimV | Config::kRotaryBegin | S::kHalf |
+                  16 / static_cast<int>(sizeof(typename Config::Element)));
   extern __shared__ __align__(16) u8 shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
   const abi::CacheAppendParams& core = params.core;
@@ -529,27 +587,22 @@ __device__ __forceinline__ void Run(const Params& params) {
     __syncthreads();
     if (thread < tokens) shared.tokens[thread] = FindToken<Config>(first + thread, params);
     __syncthreads();
-    if constexpr (S::kRotates) {
-      for (int at = thread; at < tokens * S::kHalf; at += S::kThreads) {
-        const int token = at / S::kHalf, pair = at % S::kHalf;
-        if (!shared.tokens[token].exists) continue;
-        const SinCos both = SinCosAt<Config>(shared.tokens[token].position, pair, params);
-        if constexpr (Config::kHalfSplit) {
-          shared.sin[token][pair] = -both.sin;
-          shared.cos[token][pair] = both.cos;
-          shared.sin[token][pair + S::kHalf] = both.sin;
-          shared.cos[token][pair + S::kHalf] = both.cos;
-        } else {
+    const auto find_angles = [&] {
+      if constexpr (S::kRotates) {
+        for (int at = thread; at < tokens * S::kHalf; at += S::kThreads) {
+          const int token = at / S::kHalf, pair = at % S::kHalf;
+          if (!shared.tokens[token].exists) continue;
+          const SinCos both = SinCosAt<Config>(shared.tokens[token].position, pair, params);
           shared.sin[token][pair] = both.sin;
           shared.cos[token][pair] = both.cos;
         }
+        __syncthreads();
       }
-      __syncthreads();
-    }
-    if (kMayBeWide && core.wide != 0) {
-      Rows<Config, Params, kMayBeWide ? kWide : 1>{shared, params, tokens * S::kRows}.WriteTile();
+    };
+    if (kVec > 1 && core.wide != 0) {
+      Rows<Config, Params, kVec>{shared, params, tokens}.WriteTile(find_angles);
     } else {
-      Rows<Config, Params, 1>{shared, params, tokens * S::kRows}.WriteTile();
+      Rows<Config, Params, 1>{shared, params, tokens}.WriteTile(find_angles);
     }
   }
   if (core.new_lengths == nullptr) return;

@@ -12,6 +12,7 @@
 #include "core/math.cuh"
 #include "core/online_softmax.cuh"
 #include "core/types.cuh"
+#include "core/warp_reduce.cuh"
 #include "policy/decode_work.cuh"
 
 namespace tilewright {
@@ -57,21 +58,24 @@ struct MergedRow {
   float value[4];
   SoftmaxEnd end;
 };
+// All lanes of a warp call it. Lanes 2 n and 2 n + 1 ask for the same columns and read every other
+// part each.
 template <class Config>
 __device__ __forceinline__ MergedRow MergeParts(const PartSlots& slots, int row, int column,
                                                 float sink, const abi::PartsArgs& args) {
-  // Parts on their way at a time.
+  // Parts on their way at a time, of a lane.
   constexpr int kBatch = 8;
   const float* const lse = args.lse + row;
   const float* const o = static_cast<const float*>(args.o) + row * Config::kHeadDimV + column;
   float highest = -Infinity(), sum = 0, value[4] = {};
 #pragma unroll 1
-  for (int first = 0; first < slots.count; first += kBatch) {
+  for (int first = static_cast<int>(threadIdx.x % 2); first < slots.count; first += 2 * kBatch) {
     float part_lse[kBatch], part_o[kBatch][4];
 #pragma unroll
     for (int n = 0; n < kBatch; ++n) {
-      const bool exists = first + n < slots.count;
-      const i64 slot = slots.Of(exists ? first + n : 0);
+      const int part = first + 2 * n;
+      const bool exists = part < slots.count;
+      const i64 slot = slots.Of(exists ? part : 0);
       part_lse[n] = exists ? lse[slot * kPartLses<Config>] : -Infinity();
       const float* const source = o + slot * (Config::kBlockM * Config::kHeadDimV);
       if constexpr (Config::kHeadDimV % 4 == 0) {
@@ -104,7 +108,16 @@ __device__ __forceinline__ MergedRow MergeParts(const PartSlots& slots, int row,
     }
     highest = top;
   }
-  return {{value[0], value[1], value[2], value[3]}, FinishSoftmax(highest, sum, sink)};
+  const float top = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 1));
+  const float factor = Exp(highest - SoftmaxReference(top));
+  sum *= factor;
+  sum += __shfl_xor_sync(kAllLanes, sum, 1);
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    value[c] *= factor;
+    value[c] += __shfl_xor_sync(kAllLanes, value[c], 1);
+  }
+  return {{value[0], value[1], value[2], value[3]}, FinishSoftmax(top, sum, sink)};
 }
 
 }  // namespace tilewright

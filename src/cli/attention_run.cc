@@ -114,11 +114,17 @@ absl::StatusOr<KernelReport> BuildForTarget(Toolchain& tools, const AttentionSpe
 
 absl::StatusOr<KernelReport> BuildDecision(Toolchain& tools, const AttentionSpec& spec,
                                            plan::Decision decision, StageClock& clock) {
+  TILEWRIGHT_ASSIGN_OR_RETURN(const std::vector<build::KernelRequest> requests,
+                              tools.builder().MakeRequests(spec, decision.plan));
+  clock.Lap("emit");
+  return BuildRequests(tools, std::move(decision), requests, clock);
+}
+
+absl::StatusOr<KernelReport> BuildRequests(Toolchain& tools, plan::Decision decision,
+                                           absl::Span<const build::KernelRequest> requests,
+                                           StageClock& clock) {
   KernelReport report;
   report.decision = std::move(decision);
-  TILEWRIGHT_ASSIGN_OR_RETURN(const std::vector<build::KernelRequest> requests,
-                              tools.builder().MakeRequests(spec, report.decision.plan));
-  clock.Lap("emit");
   const size_t main = report.decision.plan.before.size();
   // The kernels of one plan compile side by side.
   std::vector<absl::StatusOr<build::BuiltKernel>> built(requests.size(), absl::UnknownError(""));

@@ -65,6 +65,9 @@ Json DecisionJson(const plan::Decision& decision);
 absl::StatusOr<KernelReport> BuildForTarget(Toolchain& tools, const AttentionSpec& spec,
                                             const std::string& target, StageClock& clock);
 // The same for a plan that is chosen; no lap "plan".
+absl::StatusOr<KernelReport> BuildRequests(Toolchain& tools, plan::Decision decision,
+                                           absl::Span<const build::KernelRequest> requests,
+                                           StageClock& clock);
 absl::StatusOr<KernelReport> BuildDecision(Toolchain& tools, const AttentionSpec& spec,
                                            plan::Decision decision, StageClock& clock);
 

@@ -7,12 +7,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "cli/append_kernel.h"
 #include "cli/attention_run.h"
 #include "cli/command.h"
 #include "cli/compile_plan.h"
 #include "cli/spec_arguments.h"
 #include "cli/toolchain.h"
 #include "compile/compile_pool.h"
+#include "spec/cache_append.h"
 #include "spec/canonical.h"
 
 namespace tilewright::cli {
@@ -39,7 +41,20 @@ struct Job {
   KernelReport kernel;
 };
 
+void CompileAppend(Toolchain& tools, Job& job) {
+  absl::StatusOr<AppendKernel> made = MakeAppendKernel(tools, job.text, job.target);
+  job.status = made.status();
+  if (!made.ok()) return;
+  job.spec = made->request.spec_text;
+  StageClock clock;
+  absl::StatusOr<KernelReport> kernel =
+      BuildRequests(tools, std::move(made->decision), {&made->request, 1}, clock);
+  job.status = kernel.status();
+  if (kernel.ok()) job.kernel = *std::move(kernel);
+}
+
 void Compile(Toolchain& tools, Job& job) {
+  if (spec::IsCacheAppendText(job.text)) return CompileAppend(tools, job);
   const absl::StatusOr<AttentionSpec> spec = ReadSpec(job.text);
   if (!spec.ok()) {
     job.status = spec.status();
@@ -184,7 +199,7 @@ void AddCompileCommand(CLI::App& app, Chosen& chosen) {
   auto options = std::make_shared<CompileOptions>();
   options->targets = {kDefaultTarget};
   CLI::App* command = app.add_subcommand("compile", "Compile specs into the store; needs no GPU");
-  command->add_option("SPEC", options->specs, "Specs, each beginning with fwd or bwd");
+  command->add_option("SPEC", options->specs, "Specs, each beginning with fwd, bwd or append");
   command->add_option("--arch", options->targets, "Targets, such as sm_80,sm_90a")
       ->delimiter(',')
       ->capture_default_str();

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "cli/append_kernel.h"
 #include "cli/attention_run.h"
 #include "cli/command.h"
 #include "cli/spec_arguments.h"
@@ -17,6 +18,7 @@
 #include "emit/emit_kernel.h"
 #include "emit/harness.h"
 #include "plan/kernel_plan.h"
+#include "spec/cache_append.h"
 #include "spec/canonical.h"
 
 namespace tilewright::cli {
@@ -40,23 +42,83 @@ absl::Status WriteFile(const std::filesystem::path& path, const std::string& tex
   return absl::InvalidArgumentError(absl::StrCat(path.string(), ": cannot write"));
 }
 
+absl::Status WriteFiles(const std::filesystem::path& directory,
+                        const std::vector<artifact::SourceFile>& files) {
+  for (const artifact::SourceFile& file : files) {
+    TILEWRIGHT_RETURN_IF_ERROR(WriteFile(directory / file.name, file.text));
+  }
+  return absl::OkStatus();
+}
+
 // All that nvcc needs for the kernels of the plan with -I DIR, and main.cu, which runs the one that
 // the plan is about alone.
 absl::Status WriteAll(const std::string& directory, const AttentionSpec& spec,
                       const plan::KernelPlan& plan, const artifact::KernelSource& source,
                       const std::vector<artifact::KernelSource>& companions,
                       const emit::TemplateBundle& bundle) {
-  const std::filesystem::path root(directory);
   std::vector<artifact::SourceFile> files = emit::StandaloneFiles(source, bundle);
   files.push_back(emit::HarnessProgram(spec, plan, source));
   for (const artifact::KernelSource& companion : companions) {
     const std::vector<artifact::SourceFile> more = emit::StandaloneFiles(companion, bundle);
     files.insert(files.end(), more.begin(), more.end());
   }
-  for (const artifact::SourceFile& file : files) {
-    TILEWRIGHT_RETURN_IF_ERROR(WriteFile(root / file.name, file.text));
+  return WriteFiles(directory, files);
+}
+
+std::string CommandFor(const std::string& target, const std::string& directory,
+                       const artifact::KernelSource& source) {
+  return absl::StrCat("nvcc -std=c++20 -arch=", target, " -cubin -I ", directory, " ", directory,
+                      "/", source.unit_name);
+}
+
+Json HeadersJson(const artifact::KernelSource& source) {
+  Json headers = Json::object();
+  for (const artifact::SourceFile& file : source.generated_headers) headers[file.name] = file.text;
+  return headers;
+}
+
+constexpr char kCommand[] = "emit";
+
+// The source of a spec of appending, without a program around it.
+int EmitAppend(const EmitOptions& options, const std::string& text, const Console& console) {
+  absl::StatusOr<std::unique_ptr<Toolchain>> tools = Toolchain::Open();
+  if (!tools.ok()) return console.Fail(kCommand, tools.status());
+  if (!options.plan.empty()) {
+    return console.Fail(
+        kCommand, absl::InvalidArgumentError("--plan: a spec of append has one plan"), kExitUsage);
   }
-  return absl::OkStatus();
+  const absl::StatusOr<AppendKernel> kernel = MakeAppendKernel(**tools, text, options.target);
+  if (!kernel.ok()) return console.Fail(kCommand, kernel.status(), kExitUsage);
+  const artifact::KernelSource& source = kernel->request.source;
+  const std::string& target = kernel->decision.plan.target;
+  const std::string command = CommandFor(target, options.out, source);
+  if (!options.out.empty()) {
+    const absl::Status written =
+        WriteFiles(options.out, emit::StandaloneFiles(source, (*tools)->bundle()));
+    if (!written.ok()) return console.Fail(kCommand, written);
+  }
+  if (console.json) {
+    Json result = {{"command", kCommand},
+                   {"ok", true},
+                   {"spec", kernel->request.spec_text},
+                   {"plan", DecisionJson(kernel->decision)},
+                   {"entry", source.entry_name},
+                   {"unit", source.unit_name},
+                   {"source", source.text},
+                   {"generated_headers", HeadersJson(source)},
+                   {"options", kernel->request.options}};
+    if (!options.out.empty()) {
+      result["directory"] = options.out;
+      result["compile_with"] = command;
+    }
+    console.Print(result);
+  } else if (options.out.empty()) {
+    console.out << source.text;
+  } else {
+    console.out << options.out << ": " << source.unit_name << " and what it includes\n"
+                << command << "\n";
+  }
+  return kExitFine;
 }
 
 // The plan for --arch, or the one that --plan gives.
@@ -72,9 +134,9 @@ absl::StatusOr<plan::Decision> Decide(const EmitOptions& options, const Attentio
 }
 
 int Emit(const EmitOptions& options, const Console& console) {
-  constexpr char kCommand[] = "emit";
   absl::StatusOr<std::string> text = JoinSpec(options.spec);
   if (!text.ok()) return console.Fail(kCommand, text.status(), kExitUsage);
+  if (spec::IsCacheAppendText(*text)) return EmitAppend(options, *text, console);
   absl::StatusOr<AttentionSpec> spec = ReadSpec(*text);
   if (!spec.ok()) return console.Fail(kCommand, spec.status(), kExitUsage);
   absl::StatusOr<std::unique_ptr<Toolchain>> tools = Toolchain::Open();
@@ -98,14 +160,9 @@ int Emit(const EmitOptions& options, const Console& console) {
     const absl::Status written =
         WriteAll(options.out, *spec, decision->plan, *source, companions, (*tools)->bundle());
     if (!written.ok()) return console.Fail(kCommand, written);
-    command = absl::StrCat("nvcc -std=c++20 -arch=", decision->plan.target, " -cubin -I ",
-                           options.out, " ", options.out, "/", source->unit_name);
+    command = CommandFor(decision->plan.target, options.out, *source);
   }
   if (console.json) {
-    Json headers = Json::object();
-    for (const artifact::SourceFile& file : source->generated_headers) {
-      headers[file.name] = file.text;
-    }
     Json result = {
         {"command", kCommand},
         {"ok", true},
@@ -114,7 +171,7 @@ int Emit(const EmitOptions& options, const Console& console) {
         {"entry", source->entry_name},
         {"unit", source->unit_name},
         {"source", source->text},
-        {"generated_headers", headers},
+        {"generated_headers", HeadersJson(*source)},
         {"options", compile::CompileOptions(decision->plan.target, (*tools)->options().lineinfo)}};
     for (const artifact::KernelSource& companion : companions) {
       result["companions"].push_back({{"entry", companion.entry_name},

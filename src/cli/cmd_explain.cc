@@ -6,11 +6,13 @@
 #include "absl/strings/str_format.h"
 #include "base/text.h"
 #include "build/miss_explainer.h"
+#include "cli/append_kernel.h"
 #include "cli/attention_run.h"
 #include "cli/command.h"
 #include "cli/roofline.h"
 #include "cli/spec_arguments.h"
 #include "cli/toolchain.h"
+#include "spec/cache_append.h"
 #include "spec/canonical.h"
 
 namespace tilewright::cli {
@@ -30,10 +32,9 @@ struct StoreState {
   std::optional<artifact::KernelBinary> binary;
 };
 
-StoreState LookUp(Toolchain& tools, const AttentionSpec& spec, const plan::KernelPlan& plan) {
+StoreState LookUp(Toolchain& tools, const absl::StatusOr<build::KernelRequest>& request) {
   StoreState state;
   const std::unique_ptr<build::KernelBuilder> lookup = tools.LookupBuilder();
-  const absl::StatusOr<build::KernelRequest> request = lookup->MakeRequest(spec, plan);
   if (!request.ok()) {
     state.state = std::string(request.status().message());
     return state;
@@ -84,11 +85,35 @@ std::string RooflineText(const Roofline& roofline, const arch::BoardProfile& boa
   return text;
 }
 
+void PrintLine(const Console& console, absl::string_view name, absl::string_view text) {
+  console.out << absl::StreamFormat("%-9s %s\n", name, text);
+}
+
+// What a block has, and what the store has of the plan's kernels.
+void PrintKernels(const plan::KernelPlan& plan, const std::vector<StoreState>& states,
+                  const Console& console) {
+  PrintLine(console, "memory",
+            absl::StrFormat("%d bytes of dynamic shared memory a block, %d threads",
+                            plan.smem_bytes, plan.threads()));
+  for (const StoreState& state : states) {
+    if (state.binary.has_value()) {
+      const artifact::ResourceUsage& usage = state.binary->usage;
+      PrintLine(console, "kernel",
+                absl::StrFormat(
+                    "%s: %d registers, %d bytes spilled, %d bytes of static shared memory",
+                    state.binary->entry_name, usage.registers,
+                    usage.spill_store_bytes + usage.spill_load_bytes, usage.static_smem_bytes));
+    }
+    PrintLine(console, "store", state.state);
+    if (!state.key.empty()) PrintLine(console, "key", state.key);
+  }
+}
+
 void PrintText(const std::string& spec_text, const plan::Decision& decision,
                const tune::Match& match, const std::vector<StoreState>& states,
                const Roofline& roofline, const arch::BoardProfile& board, const Console& console) {
   const auto line = [&](absl::string_view name, absl::string_view text) {
-    console.out << absl::StreamFormat("%-9s %s\n", name, text);
+    PrintLine(console, name, text);
   };
   line("spec", spec_text);
   line("plan", decision.plan.ToString());
@@ -100,20 +125,7 @@ void PrintText(const std::string& spec_text, const plan::Decision& decision,
   line("padding", absl::StrFormat("%.1f %% of the pairs in the tiles are masked or padding",
                                   100 * roofline.padding_waste));
   line("roofline", RooflineText(roofline, board));
-  line("memory", absl::StrFormat("%d bytes of dynamic shared memory a block, %d threads",
-                                 decision.plan.smem_bytes, decision.plan.threads()));
-  for (const StoreState& state : states) {
-    if (state.binary.has_value()) {
-      const artifact::ResourceUsage& usage = state.binary->usage;
-      line("kernel",
-           absl::StrFormat("%s: %d registers, %d bytes spilled, %d bytes of static shared memory",
-                           state.binary->entry_name, usage.registers,
-                           usage.spill_store_bytes + usage.spill_load_bytes,
-                           usage.static_smem_bytes));
-    }
-    line("store", state.state);
-    if (!state.key.empty()) line("key", state.key);
-  }
+  PrintKernels(decision.plan, states, console);
 }
 
 Json StoreJson(const StoreState& state) {
@@ -129,9 +141,31 @@ Json StoreJson(const StoreState& state) {
   return stored;
 }
 
+int ExplainAppend(const ExplainOptions& options, const std::string& text, const Console& console) {
+  absl::StatusOr<std::unique_ptr<Toolchain>> tools = Toolchain::Open();
+  if (!tools.ok()) return console.Fail(kCommand, tools.status());
+  const absl::StatusOr<AppendKernel> kernel = MakeAppendKernel(**tools, text, options.target);
+  if (!kernel.ok()) return console.Fail(kCommand, kernel.status(), kExitUsage);
+  const StoreState state = LookUp(**tools, kernel->request);
+  if (console.json) {
+    console.Print({{"command", kCommand},
+                   {"ok", true},
+                   {"spec", kernel->request.spec_text},
+                   {"plan", DecisionJson(kernel->decision)},
+                   {"store", StoreJson(state)}});
+    return kExitFine;
+  }
+  PrintLine(console, "spec", kernel->request.spec_text);
+  PrintLine(console, "plan", kernel->decision.plan.ToString());
+  PrintLine(console, "why", kernel->decision.why);
+  PrintKernels(kernel->decision.plan, {state}, console);
+  return kExitFine;
+}
+
 int Explain(const ExplainOptions& options, const Console& console) {
   absl::StatusOr<std::string> text = JoinSpec(options.spec);
   if (!text.ok()) return console.Fail(kCommand, text.status(), kExitUsage);
+  if (spec::IsCacheAppendText(*text)) return ExplainAppend(options, *text, console);
   const absl::StatusOr<AttentionSpec> spec = ReadSpec(*text);
   if (!spec.ok()) return console.Fail(kCommand, spec.status(), kExitUsage);
   absl::StatusOr<std::unique_ptr<Toolchain>> tools = Toolchain::Open();
@@ -146,7 +180,7 @@ int Explain(const ExplainOptions& options, const Console& console) {
 
   std::vector<StoreState> states;  // of the plan's kernels, in order of launch
   for (const plan::KernelPlan& kernel : decision->plan.Kernels()) {
-    states.push_back(LookUp(**tools, *spec, kernel));
+    states.push_back(LookUp(**tools, (*tools)->builder().MakeRequest(*spec, kernel)));
   }
   const Roofline roofline = EstimateRoofline(*spec, decision->plan, *traits, *board);
   if (!console.json) {

@@ -24,7 +24,7 @@ constexpr absl::string_view kExample = "for example: fwd bf16 b=2 h=32/8 s=4096 
 bool BeginsSpec(absl::string_view argument) {
   argument = absl::StripLeadingAsciiWhitespace(argument);
   const absl::string_view word = argument.substr(0, argument.find_first_of(" \t"));
-  return word == "fwd" || word == "bwd";
+  return word == "fwd" || word == "bwd" || word == "append";
 }
 
 // Splits NAME=REST of an option.
@@ -46,8 +46,8 @@ absl::StatusOr<std::vector<std::string>> SplitSpecs(absl::Span<const std::string
     if (BeginsSpec(argument)) {
       specs.push_back(argument);
     } else if (specs.empty()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("a spec begins with fwd or bwd, not with \"", argument, "\"; ", kExample));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "a spec begins with fwd, bwd or append, not with \"", argument, "\"; ", kExample));
     } else {
       absl::StrAppend(&specs.back(), " ", argument);
     }

@@ -14,8 +14,9 @@
 
 namespace tilewright::cli {
 
-// Arguments joined into spec texts: a new one begins with each argument whose first word is "fwd"
-// or "bwd", so that specs may be quoted or not. InvalidArgument when the first argument is neither.
+// Arguments joined into spec texts: a new one begins with each argument whose first word is "fwd",
+// "bwd" or "append" (spec/cache_append.h), so that specs may be quoted or not. InvalidArgument when
+// the first argument is none of them.
 absl::StatusOr<std::vector<std::string>> SplitSpecs(absl::Span<const std::string> arguments);
 
 // As SplitSpecs, for commands that take exactly one.

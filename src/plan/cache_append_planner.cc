@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "plan/family_planner.h"
 #include "spec/cache_append.h"
 #include "spec/validate.h"
@@ -20,9 +21,7 @@ constexpr int64_t kMostBlocks = 1 << 16;
 }  // namespace
 
 int64_t CacheAppendSmemBytes(const CacheAppendSpec& spec, int tokens) {
-  const int64_t pairs = spec::RotaryPairs(spec);
-  const int64_t angles =
-      RoundUp(std::max<int64_t>(spec.rotary == Rotary::kHalfSplit ? 2 * pairs : pairs, 1), 4);
+  const int64_t angles = RoundUp(std::max<int64_t>(spec::RotaryPairs(spec), 1), 4);
   constexpr int64_t kTokenBytes = 72;
   return RoundUp(tokens * (2 * angles * 4 + kTokenBytes) + 16, 16);
 }
@@ -35,14 +34,15 @@ absl::StatusOr<KernelPlan> PlanCacheAppend(const CacheAppendSpec& spec, const st
   plan.warps = kWarps;
   // Where a token goes and its sines are found before its rows: a block does so for enough rows to
   // make little of that time.
-  constexpr int64_t kRowsOfThread = 12, kMostTokens = 16;
+  constexpr int64_t kRowsOfThread = 24, kMostTokens = 16;
   const int64_t rows =
       std::max<int64_t>(spec.heads_q + spec.heads_kv * (spec.dim_v > 0 ? 2 : 1), 1);
   const int64_t chunks =
       CeilDiv(std::max(spec.dim_qk, spec.dim_v) * spec::ElementBytes(spec.type), 16);
-  const int64_t rows_of_block = kWarps * 32 / std::min<int64_t>(chunks, 32);
+  // A thread has two chunks of a row.
+  const int64_t rows_of_block = kWarps * 32 / std::clamp<int64_t>(chunks / 2, 1, 32);
   // Registers of several chunks a lane, or of one.
-  plan.blocks = chunks > 64 ? 1 : chunks > 32 ? 2 : 4;
+  plan.blocks = chunks > 64 ? 1 : 2;
   plan.slots = std::max(num_sms, 1) * plan.blocks;
   plan.block_m =
       static_cast<int>(std::clamp<int64_t>(rows_of_block * kRowsOfThread / rows, 1, kMostTokens));
@@ -54,6 +54,16 @@ absl::StatusOr<KernelPlan> PlanCacheAppend(const CacheAppendSpec& spec, const st
                      plan.smem_bytes, " bytes of shared memory, there are ", kMostSmem));
   }
   return plan;
+}
+
+absl::StatusOr<Decision> DecideCacheAppend(const CacheAppendSpec& spec, const std::string& target,
+                                           int num_sms) {
+  Decision decision;
+  TILEWRIGHT_ASSIGN_OR_RETURN(decision.plan, PlanCacheAppend(spec, target, num_sms));
+  decision.candidates = {decision.plan};
+  decision.why = absl::StrCat("cache_append: a block writes all rows of up to ",
+                              decision.plan.block_m, " tokens at a time");
+  return decision;
 }
 
 int CacheAppendTileTokens(const KernelPlan& plan, const CacheAppendArgs& args) {

@@ -7,6 +7,7 @@
 #include "absl/status/statusor.h"
 #include "plan/kernel_plan.h"
 #include "plan/launch_shape.h"
+#include "plan/planner.h"
 #include "tilewright/cache_append.h"
 
 namespace tilewright::plan {
@@ -14,6 +15,10 @@ namespace tilewright::plan {
 // block_m is the most tokens of a tile, slots the blocks that run at a time on a board of
 // `num_sms`. `spec` is valid. ResourceExhausted when the sines of one token do not fit.
 absl::StatusOr<KernelPlan> PlanCacheAppend(const CacheAppendSpec& spec, const std::string& target,
+                                           int num_sms);
+
+// The same with its reasons, as explain prints them.
+absl::StatusOr<Decision> DecideCacheAppend(const CacheAppendSpec& spec, const std::string& target,
                                            int num_sms);
 
 // sizeof(SharedStorage<Config>) of kernel_templates/family/cache_append.cuh.

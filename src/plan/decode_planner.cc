@@ -157,7 +157,7 @@ int64_t DecodeSmemBytes(const KernelPlan& plan, const AttentionSpec& spec) {
   const int64_t stage = RoundUp(std::max(RoundUp(k_and_v, 16) + scales, o), kLineBytes);
   const bool one_page = spec.page_size == 0 || spec.page_size % plan.step == 0;
   const int64_t pages = one_page ? 4 : teams * (plan.stages + 1) * plan.step;
-  const int64_t sums = teams * (3 * int64_t{plan.block_m} + 1) + 1;
+  const int64_t sums = teams * (3 * int64_t{plan.block_m} + 1);
   return RoundUp(teams * plan.stages * stage + plan.warps * kPieceQueueBytes + 4 * (pages + sums),
                  kLineBytes);
 }

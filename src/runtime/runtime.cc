@@ -610,11 +610,8 @@ StateOr Runtime::Impl::MakeState(const device::DeviceManager::Current& where, co
     decision = PlanMerge(key.spec, std::string(where.device->traits.target));
   } else if (key.purpose == Purpose::kAppend) {
     TILEWRIGHT_ASSIGN_OR_RETURN(
-        decision.plan, plan::PlanCacheAppend(key.append, std::string(where.device->traits.target),
-                                             where.device->board.num_sms));
-    decision.candidates = {decision.plan};
-    decision.why = absl::StrCat("cache_append: a block writes all rows of up to ",
-                                decision.plan.block_m, " tokens at a time");
+        decision, plan::DecideCacheAppend(key.append, std::string(where.device->traits.target),
+                                          where.device->board.num_sms));
   } else if (key.spec.heads_q > 0) {
     TILEWRIGHT_ASSIGN_OR_RETURN(decision, Decide(where, key.spec));
     job = JobFor(where, key, decision);

@@ -1,15 +1,20 @@
 #include "spec/cache_append.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string_view>
 #include <tuple>
+#include <vector>
 
 #include "absl/hash/hash.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "spec/canonical.h"
 #include "spec/validate.h"
 
@@ -191,6 +196,76 @@ absl::Status CheckLengths(const CacheAppendArgs& args) {
   return absl::OkStatus();
 }
 
+// ---- text
+
+constexpr absl::string_view kOperation = "append";
+constexpr absl::string_view kScaleWords[] = {"", "tensor", "head", "token"};
+constexpr absl::string_view kRotaryWords[] = {"", "half_split", "interleaved"};
+
+// The shortest text that reads back as the same value.
+std::string NumberText(double value) {
+  char text[32];
+  const auto end = std::to_chars(text, text + sizeof text, value);
+  return std::string(text, end.ptr);
+}
+
+std::vector<absl::string_view> WordsOf(std::string_view text) {
+  return absl::StrSplit(AbslView(text), absl::ByAnyChar(" \t\r\n"), absl::SkipEmpty());
+}
+
+// "A/B", or "A" for both.
+bool ReadPair(absl::string_view text, int64_t* first, int64_t* second) {
+  const std::vector<absl::string_view> numbers = absl::StrSplit(text, '/');
+  return numbers.size() <= 2 && absl::SimpleAtoi(numbers[0], first) &&
+         absl::SimpleAtoi(numbers.back(), second);
+}
+
+// The index of one of a table's words behind the first, which stands for none.
+template <typename Enum, size_t N>
+bool ReadName(absl::string_view text, const absl::string_view (&words)[N], Enum* value) {
+  for (size_t n = 1; n < N; ++n) {
+    if (words[n] == text) {
+      *value = static_cast<Enum>(n);
+      return true;
+    }
+  }
+  return false;
+}
+
+bool ReadType(absl::string_view text, std::optional<ElementType>* type) {
+  const absl::StatusOr<ElementType> read = ParseElementType(StdView(text));
+  if (read.ok()) *type = *read;
+  return read.ok();
+}
+
+// "half_split", "half_split:0,64", "half_split:0,64:500000" or "half_split:0,64:fp32".
+bool ReadRotary(absl::string_view text, CacheAppendSpec* spec) {
+  const std::vector<absl::string_view> parts = absl::StrSplit(text, ':');
+  if (parts.size() > 3 || !ReadName(parts[0], kRotaryWords, &spec->rotary)) return false;
+  if (parts.size() > 1) {
+    const std::vector<absl::string_view> columns = absl::StrSplit(parts[1], ',');
+    if (columns.size() != 2 || !absl::SimpleAtoi(columns[0], &spec->rotary_begin) ||
+        !absl::SimpleAtoi(columns[1], &spec->rotary_dim)) {
+      return false;
+    }
+  }
+  return parts.size() < 3 || ReadType(parts[2], &spec->rotary_table) ||
+         absl::SimpleAtod(parts[2], &spec->rotary_base);
+}
+
+bool ReadWord(absl::string_view word, CacheAppendSpec* spec) {
+  const std::pair<absl::string_view, absl::string_view> parts =
+      absl::StrSplit(word, absl::MaxSplits('=', 1));
+  const auto& [key, value] = parts;
+  if (key == "h") return ReadPair(value, &spec->heads_q, &spec->heads_kv);
+  if (key == "d") return ReadPair(value, &spec->dim_qk, &spec->dim_v);
+  if (key == "cache") return ReadType(value, &spec->cache_type);
+  if (key == "scale") return ReadName(value, kScaleWords, &spec->cache_scale);
+  if (key == "paged") return absl::SimpleAtoi(value, &spec->page_size);
+  if (key == "rotary") return ReadRotary(value, spec);
+  return false;
+}
+
 }  // namespace
 
 ElementType CacheType(const CacheAppendSpec& spec) { return spec.cache_type.value_or(spec.type); }
@@ -257,22 +332,45 @@ std::string ToText(const CacheAppendSpec& spec) {
   std::string text = absl::StrCat("append ", Name(spec.type), " h=", spec.heads_q, "/",
                                   spec.heads_kv, " d=", spec.dim_qk, "/", spec.dim_v);
   if (spec.cache_type.has_value()) absl::StrAppend(&text, " cache=", Name(*spec.cache_type));
-  constexpr const char* kScales[] = {"", "tensor", "head", "token"};
   if (spec.cache_scale != ScaleKind::kNone) {
-    absl::StrAppend(&text, " scale=", kScales[static_cast<int>(spec.cache_scale)]);
+    absl::StrAppend(&text, " scale=", kScaleWords[static_cast<int>(spec.cache_scale)]);
   }
   if (spec.page_size != 0) absl::StrAppend(&text, " paged=", spec.page_size);
   if (spec.rotary != Rotary::kNone) {
-    absl::StrAppend(&text,
-                    " rotary=", spec.rotary == Rotary::kHalfSplit ? "half_split" : "interleaved",
-                    ":", spec.rotary_begin, ",", 2 * RotaryPairs(spec), ":");
+    absl::StrAppend(&text, " rotary=", kRotaryWords[static_cast<int>(spec.rotary)], ":",
+                    spec.rotary_begin, ",", 2 * RotaryPairs(spec), ":");
     if (spec.rotary_table.has_value()) {
       absl::StrAppend(&text, Name(*spec.rotary_table));
     } else {
-      absl::StrAppend(&text, spec.rotary_base);
+      absl::StrAppend(&text, NumberText(spec.rotary_base));
     }
   }
   return text;
+}
+
+bool IsCacheAppendText(std::string_view text) {
+  const std::vector<absl::string_view> words = WordsOf(text);
+  return !words.empty() && words[0] == kOperation;
+}
+
+absl::StatusOr<CacheAppendSpec> ParseCacheAppend(std::string_view text) {
+  const std::vector<absl::string_view> words = WordsOf(text);
+  if (words.size() < 2 || words[0] != kOperation) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("spec \"", AbslView(text), "\": must begin with \"append\" and a type"));
+  }
+  CacheAppendSpec spec;
+  TILEWRIGHT_ASSIGN_OR_RETURN(spec.type, ParseElementType(StdView(words[1])));
+  for (size_t n = 2; n < words.size(); ++n) {
+    if (!ReadWord(words[n], &spec)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "word \"", words[n],
+          "\": must be one of h=Q/KV, d=QK/V, cache=TYPE, scale=tensor|head|token, paged=N, "
+          "rotary=half_split|interleaved[:BEGIN,COLUMNS[:BASE or TYPE]]"));
+    }
+  }
+  TILEWRIGHT_RETURN_IF_ERROR(Validate(spec));
+  return spec;
 }
 
 size_t HashOf(const CacheAppendSpec& spec) {

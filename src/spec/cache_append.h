@@ -4,8 +4,10 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "tilewright/cache_append.h"
 
 namespace tilewright::spec {
@@ -19,7 +21,15 @@ absl::Status ValidateArgs(const CacheAppendSpec& spec, const CacheAppendArgs& ar
 CacheAppendSpec Canonicalise(const CacheAppendSpec& spec);
 
 // "append bf16 h=32/8 d=128/128 cache=e4m3 scale=token paged=16 rotary=half_split:0,128:10000"
+// rotary=KIND:BEGIN,COLUMNS:BASE, or :TYPE of the tables in place of the base.
 std::string ToText(const CacheAppendSpec& spec);
+
+// Whether a text's first word is that of these specs, "append".
+bool IsCacheAppendText(std::string_view text);
+
+// The other way: words in any order, h= and d= with one number for both, rotary= without what is as
+// by default. InvalidArgument names the word. The result is validated, not canonicalised.
+absl::StatusOr<CacheAppendSpec> ParseCacheAppend(std::string_view text);
 
 size_t HashOf(const CacheAppendSpec& spec);
 

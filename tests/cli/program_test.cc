@@ -213,6 +213,35 @@ TEST_F(ProgramTest, ExplainKnowsWhetherTheKernelIsStored) {
   EXPECT_THAT(text.out, AllOf(HasSubstr("plan"), HasSubstr("padding"), HasSubstr("registers")));
 }
 
+TEST_F(ProgramTest, SpecsOfAppendingAreCompiledEmittedAndExplained) {
+  const std::string spec =
+      "append bf16 h=4/2 d=64 cache=e4m3 scale=token paged=16 rotary=half_split";
+  const std::string canonical =
+      "append bf16 h=4/2 d=64/64 cache=e4m3 scale=token paged=16 rotary=half_split:0,64:10000";
+  const std::vector<std::string> explain = {"explain", spec, "--json"};
+  EXPECT_THAT(Invoke(explain).json()["store"]["state"].get<std::string>(), HasSubstr("not stored"));
+  const Json compiled = Invoke({"compile", spec, "fwd bf16 b=1 h=2 s=64 d=16", "--json"}).json();
+  EXPECT_EQ(compiled["compiled"], 2);
+  EXPECT_EQ(compiled["kernels"][0]["spec"], canonical);
+  const Json after = Invoke(explain).json();
+  EXPECT_EQ(after["store"]["state"], "stored");
+  EXPECT_EQ(after["plan"]["family"], "cache_append");
+  EXPECT_EQ(after["store"]["key"], compiled["kernels"][0]["key"]);
+  EXPECT_THAT(Invoke({"explain", spec}).out, AllOf(HasSubstr(canonical), HasSubstr("registers")));
+
+  EXPECT_THAT(Invoke({"emit", spec}).out, HasSubstr("#include \"family/cache_append.cuh\""));
+  const std::string directory = folder_.path("appended");
+  const Json emitted = Invoke({"emit", spec, "--out", directory, "--json"}).json();
+  EXPECT_TRUE(std::filesystem::exists(directory + "/" + emitted["unit"].get<std::string>()));
+  EXPECT_TRUE(std::filesystem::exists(directory + "/family/cache_append.cuh"));
+
+  EXPECT_EQ(Invoke({"emit", spec, "--plan", "any"}).exit_code, kExitUsage);
+  const Outcome wrong = Invoke({"explain", "append bf16 heads=2"});
+  EXPECT_EQ(wrong.exit_code, kExitUsage);
+  EXPECT_THAT(wrong.err, HasSubstr("word \"heads=2\""));
+  EXPECT_EQ(Invoke({"verify", spec, "--device", "host"}).exit_code, kExitUsage);
+}
+
 TEST_F(ProgramTest, VerifyChecksEachSpecOnTheHostPath) {
   const Outcome outcome = Invoke({"verify", "fwd fp32 b=1 h=2 s=20 d=16 lse", "fwd", "bf16", "b=1",
                                   "h=2", "s=20", "d=16", "--device", "host", "--json"});

@@ -29,15 +29,15 @@ struct Config {
   static constexpr bool kRotaryTable = false;
   using TableElement = float;
   // plan
-  static constexpr int kTokens = 4;
+  static constexpr int kTokens = 16;
   static constexpr int kWarps = 8;
 };
-static_assert(sizeof(cache_append::SharedStorage<Config>) == 4400,
+static_assert(sizeof(cache_append::SharedStorage<Config>) == 9360,
               "plan and kernel disagree on shared memory");
 
 }  // namespace tilewright
 
-extern "C" __global__ void __launch_bounds__(256, 4)
-cache_append__bf16_cachee4m3_tokenscale_h32x8_d128v128_paged16_half0x128__m4w8(const __grid_constant__ tilewright::Params params) {
+extern "C" __global__ void __launch_bounds__(256, 2)
+cache_append__bf16_cachee4m3_tokenscale_h32x8_d128v128_paged16_half0x128__m16w8(const __grid_constant__ tilewright::Params params) {
   tilewright::cache_append::Run<tilewright::Config>(params);
 }

@@ -10,6 +10,7 @@
 namespace tilewright::spec {
 namespace {
 
+using testing::HasSubstr;
 using testing::StartsWith;
 
 CacheAppendSpec FullSpec() {
@@ -100,6 +101,53 @@ TEST(CacheAppendSpecTest, EqualProblemsBecomeEqualSpecs) {
             "rotary=half_split:0,128:fp32");
   EXPECT_EQ(ToText(Canonicalise({.cache_type = ElementType::kBf16, .rotary_begin = 4})),
             "append bf16 h=0/1 d=128/128");
+}
+
+TEST(CacheAppendSpecTest, ReadsTheTextThatItPrints) {
+  CacheAppendSpec odd = FullSpec();
+  odd.cache_type = ElementType::kInt8;
+  odd.cache_scale = ScaleKind::kPerHead;
+  odd.dim_qk = 96;
+  odd.dim_v = 0;
+  odd.rotary = Rotary::kInterleaved;
+  odd.rotary_begin = 32;
+  odd.rotary_table.reset();
+  odd.rotary_base = 1234567.25;
+  for (const CacheAppendSpec& given : {CacheAppendSpec(), FullSpec(), odd}) {
+    const CacheAppendSpec spec = Canonicalise(given);
+    const absl::StatusOr<CacheAppendSpec> read = ParseCacheAppend(ToText(spec));
+    ASSERT_TRUE(read.ok()) << read.status();
+    EXPECT_EQ(*read, spec) << ToText(spec);
+  }
+  const absl::StatusOr<CacheAppendSpec> brief =
+      ParseCacheAppend("append fp16 rotary=half_split d=64 h=4");
+  ASSERT_TRUE(brief.ok()) << brief.status();
+  EXPECT_EQ(ToText(*brief), "append fp16 h=4/4 d=64/64 rotary=half_split:0,64:10000");
+}
+
+TEST(CacheAppendSpecTest, ReadingNamesTheWordThatIsWrong) {
+  const struct {
+    const char* text;
+    const char* message;
+  } cases[] = {
+      {"fwd bf16", "spec \"fwd bf16\": must begin with \"append\""},
+      {"append", "must begin with \"append\" and a type"},
+      {"append bf17", "unknown element type \"bf17\""},
+      {"append bf16 h=1/2/3", "word \"h=1/2/3\""},
+      {"append bf16 heads=2", "word \"heads=2\": must be one of h="},
+      {"append bf16 scale=row", "word \"scale=row\""},
+      {"append bf16 rotary=half_split:0", "word \"rotary=half_split:0\""},
+      {"append bf16 rotary=half_split:0,64:fast", "word \"rotary=half_split:0,64:fast\""},
+      {"append bf16 h=2", "heads_q = 2: must be 0 without a rotary embedding"},
+  };
+  for (const auto& one : cases) {
+    const absl::StatusOr<CacheAppendSpec> read = ParseCacheAppend(one.text);
+    EXPECT_EQ(read.status().code(), absl::StatusCode::kInvalidArgument) << one.text;
+    EXPECT_THAT(std::string(read.status().message()), HasSubstr(one.message));
+  }
+  EXPECT_TRUE(IsCacheAppendText("  append bf16"));
+  EXPECT_FALSE(IsCacheAppendText("appended bf16"));
+  EXPECT_FALSE(IsCacheAppendText(""));
 }
 
 TEST(CacheAppendArgsTest, ErrorsNameTheFieldItsValueAndTheRule) {
