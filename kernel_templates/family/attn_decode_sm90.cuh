@@ -2,26 +2,21 @@
 // what bounds it: warpgroup products and bulk copies, 16-bit operands, head dims up to 256, sm_90a.
 // attn_decode_sm90_wide.cuh is the same for latent attention.
 //
-// Algorithm As attn_decode.cuh: packed rows, equal shares of all keys, merged by the last block
-// that
-//           has keys of a tile. The two warpgroups that compute have 64 rows of the tile each. The
-//           softmax of a block of keys runs under Q K^T of the next one and P V of the one before:
-//           with the scores of one block only (FlashAttention-3, Shah et al., arXiv 2407.08608) a
-//           warpgroup waits for Q K^T in every step, and with few columns that is a third of it.
-//           References are the maxima so far.
+// Algorithm As attn_decode.cuh: packed rows, equal shares of all keys, attn_combine behind it. The
+//           two warpgroups that compute have 64 rows of the tile each, and Q K^T of a block of keys
+//           is issued before P V of the one before, whose products the softmax runs under
+//           (FlashAttention-3, Shah et al., arXiv 2407.08608). References are the maxima so far.
 // NaN, Inf  Rows of V that no row of the tile sees are zeroed before they are multiplied.
 // Warps     0 walks the pieces and copies keys, 1 to 3 copy Q, warpgroups 1 and 2 compute.
 // Barriers  k_full[s], v_full[s]     1 arrival and the bytes
 //           k_empty[s], v_empty[s]   a warp each
 //           q_full, q_empty          warps 1 to 3; a warp each
 //           named 1                  both warpgroups, around rows of V that are zeroed
-//           named 2                  both, around the merging of parts
 // Shared    q [panel][kBlockM][64], k and v [kStages][panel][kBlockN][64]
 #ifndef TILEWRIGHT_FAMILY_ATTN_DECODE_SM90_CUH_
 #define TILEWRIGHT_FAMILY_ATTN_DECODE_SM90_CUH_
 
 #include "core/concepts.cuh"
-#include "mma/packed_merge.cuh"
 #include "mma/packed_rows.cuh"
 #include "policy/dropout.cuh"
 #include "policy/mask_chain.cuh"
@@ -45,7 +40,6 @@ using packed_rows::Wait;
 
 inline constexpr int kComputingWarps = 8;
 inline constexpr int kZeroedBarrier = 1;
-inline constexpr int kMergeBarrier = 2;
 
 template <class Config>
 struct Shape {
@@ -67,7 +61,6 @@ struct alignas(1024) SharedStorage {
   u64 q_full;
   u64 q_empty;
   packed_rows::PieceBoard board;
-  packed_rows::MergeBoard<Config> merge;
   u32 missing[Config::kStages];
 };
 
@@ -84,7 +77,7 @@ __device__ __forceinline__ void LoadPieces(SharedStorage<Config>& shared, const 
     const bool more = walk.Next(&piece, params);
     packed_rows::TilePiece tile = {};
     tile.blocks = -1;
-    if (more) tile = packed_rows::TilePieceOf<Config>(walk, piece, params);
+    if (more) tile = packed_rows::TilePieceOf<Config>(piece, params);
     shared.board.Publish(n, tile);
     if (!more) return;
     const int head = static_cast<int>(piece.problem.h_kv);
@@ -122,22 +115,8 @@ __device__ __forceinline__ void LoadPieces(SharedStorage<Config>& shared, const 
   }
 }
 
-// A stage of the rings of K and V, and the parity of its being full.
-template <class Config>
-struct SlotOf {
-  int stage = 0;
-  u32 parity = 0;
-  __device__ __forceinline__ void Advance() {
-    if (++stage == Config::kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 template <class Config, class Params>
 struct Consumer {
-  using Slot = SlotOf<Config>;
   using S = Shape<Config>;
   using Element = typename Config::Element;
 
@@ -147,15 +126,13 @@ struct Consumer {
   const int row;  // of the tile: this thread's first, the other is 8 further
   const float to_log2;
   const u64 q_tile, k_tiles, v_tiles;  // descriptors
-  Slot scores;                         // of the block whose scores are issued next
-  Slot values;                         // of the one whose weights are
+  int stage = 0;                       // of the block whose scores are next
+  u32 parity = 0;
 
   float o[S::kOutputs];
-  float s[S::kScores];  // scores or weights of a block
   u32 p[S::kScores / 2];
   float reference[2];  // log2 units
   float sum[2];        // of this thread's columns, until the end
-  u32 missing = 0;     // of its keys
   bool has_rows;       // this warp
 
   __device__ __forceinline__ Consumer(SharedStorage<Config>& shared, const Params& params)
@@ -175,50 +152,43 @@ struct Consumer {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::SharedAddress(&empty));
   }
 
-  __device__ __forceinline__ void IssueScores(float (&next)[S::kScores]) const {
-    Wait(shared.k_full[scores.stage], scores.parity);
-    ptx::wgmma_fence();
-    Config::Wgmma::Scores(next, q_tile,
-                          k_tiles + static_cast<u64>(scores.stage * (sizeof(shared.k[0]) >> 4)));
-    ptx::wgmma_commit_group();
-  }
-  // Behind the wait for these products.
-  __device__ __forceinline__ void EndScores(float (&next)[S::kScores]) {
-    ptx::AccumulatorsReady(next);
-    if constexpr (!Config::KvRows::kIsDense) {
-      missing = shared.missing[scores.stage];
-      __syncwarp();
-    }
-    Release(shared.k_empty[scores.stage]);
-    scores.Advance();
-#pragma unroll
-    for (int n = 0; n < S::kScores; ++n) s[n] = next[n];
-  }
-
-  // The weights times V of their block. `begin`, `end`: its keys that some row sees.
-  __device__ __forceinline__ void IssueValues(int begin, int end) {
-    Wait(shared.v_full[values.stage], values.parity);
+  // Weights of the block at `place` times its V. `begin`, `end`: its keys that some row sees.
+  __device__ __forceinline__ void IssueValues(int of_stage, u32 of_parity, int begin, int end) {
+    Wait(shared.v_full[of_stage], of_parity);
     if (begin > 0 || end < Config::kBlockN) {
       if (warpgroup == 0) {
-        packed_rows::ZeroUnseenRows<S::kPanelsV>(shared.v[values.stage], begin, end);
+        packed_rows::ZeroUnseenRows<S::kPanelsV>(shared.v[of_stage], begin, end);
       }
       ptx::bar_sync(kZeroedBarrier, 2 * kWarpgroup);
     }
     ptx::wgmma_fence();
-    Config::Wgmma::Values(o, p,
-                          v_tiles + static_cast<u64>(values.stage * (sizeof(shared.v[0]) >> 4)));
+    Config::Wgmma::Values(o, p, v_tiles + static_cast<u64>(of_stage * (sizeof(shared.v[0]) >> 4)));
     ptx::wgmma_commit_group();
   }
-  __device__ __forceinline__ void EndValues() {
-    ptx::AccumulatorsReady(o);
-    Release(shared.v_empty[values.stage]);
-    values.Advance();
-  }
 
-  // The scores of the block from `key` on become weights, `factor` what O is to be multiplied by.
-  __device__ __forceinline__ bool MakeWeights(const packed_rows::TilePiece& tile, int key,
-                                              float (&factor)[2]) {
-    float after[2] = {reference[0], reference[1]}, added[2] = {0, 0};
+  template <bool kFirst>
+  __device__ __forceinline__ void Step(const packed_rows::TilePiece& tile, int key) {
+    const int before = stage == 0 ? Config::kStages - 1 : stage - 1;
+    float s[S::kScores];
+    Wait(shared.k_full[stage], parity);
+    ptx::wgmma_fence();
+    Config::Wgmma::Scores(s, q_tile,
+                          k_tiles + static_cast<u64>(stage * (sizeof(shared.k[0]) >> 4)));
+    ptx::wgmma_commit_group();
+    if constexpr (!kFirst) {
+      const int key_before = key - Config::kBlockN;
+      IssueValues(before, stage == 0 ? parity ^ 1 : parity, tile.bounds.seen_begin - key_before,
+                  tile.bounds.seen_end - key_before);
+    }
+    ptx::wgmma_wait_group<kFirst ? 0 : 1>();
+    ptx::AccumulatorsReady(s);
+    u32 missing = 0;
+    if constexpr (!Config::KvRows::kIsDense) {
+      missing = shared.missing[stage];
+      __syncwarp();
+    }
+    Release(shared.k_empty[stage]);
+    float after[2] = {reference[0], reference[1]}, factor[2], added[2] = {0, 0};
     // Scores of rows that do not exist are those of zeros.
     if (has_rows) {
       const bool full =
@@ -233,57 +203,36 @@ struct Consumer {
       reference[r] = after[r];
       sum[r] = fmaf(sum[r], factor[r], added[r]);
     }
-    return moves;
-  }
-  __device__ __forceinline__ void PackWeights() {
+    if constexpr (!kFirst) {
+      ptx::wgmma_wait_group<0>();
+      ptx::AccumulatorsReady(o);
+      Release(shared.v_empty[before]);
+      if (moves) packed_rows::ScaleRows(o, factor);
+    }
 #pragma unroll
     for (int n = 0; n < S::kScores / 2; ++n) {
       p[n] = ptx::cvt_rn_x2_f32(s[2 * n + 1], s[2 * n], Element{});
     }
-  }
-
-  // The block of keys from `key` on, whose scores are there and which is not the last. No products
-  // are under way from one step to the next, which would cost ptxas the pipeline (C7514).
-  template <bool kFirst>
-  __device__ __forceinline__ void Step(const packed_rows::TilePiece& tile, int key) {
-    float next[S::kScores], factor[2];
-    IssueScores(next);
-    if constexpr (!kFirst) {
-      const int key_before = key - Config::kBlockN;
-      IssueValues(tile.bounds.seen_begin - key_before, tile.bounds.seen_end - key_before);
+    if (++stage == Config::kStages) {
+      stage = 0;
+      parity ^= 1;
     }
-    const bool moves = MakeWeights(tile, key, factor);
-    ptx::wgmma_wait_group<0>();
-    if constexpr (!kFirst) {
-      EndValues();
-      if (moves) packed_rows::ScaleRows(o, factor);
-    }
-    PackWeights();
-    EndScores(next);
   }
 
   __device__ __forceinline__ void Attend(const packed_rows::TilePiece& tile) {
     if (tile.blocks == 0) return;
-    const int last = tile.first_key + (tile.blocks - 1) * Config::kBlockN;
-    const auto multiply = [&](int key) {
-      IssueValues(tile.bounds.seen_begin - key, tile.bounds.seen_end - key);
-      ptx::wgmma_wait_group<0>();
-      EndValues();
-    };
-    float first[S::kScores], factor[2];
-    IssueScores(first);
-    ptx::wgmma_wait_group<0>();
-    EndScores(first);
-    if (tile.blocks > 1) {
-      int key = tile.first_key;
-      Step<true>(tile, key);
+    const int end = tile.first_key + tile.blocks * Config::kBlockN;
+    int key = tile.first_key;
+    Step<true>(tile, key);
 #pragma unroll 1
-      for (key += Config::kBlockN; key < last; key += Config::kBlockN) Step<false>(tile, key);
-      multiply(last - Config::kBlockN);
-    }
-    if (MakeWeights(tile, last, factor)) packed_rows::ScaleRows(o, factor);
-    PackWeights();
-    multiply(last);
+    for (key += Config::kBlockN; key < end; key += Config::kBlockN) Step<false>(tile, key);
+    const int last = stage == 0 ? Config::kStages - 1 : stage - 1;
+    const int last_key = end - Config::kBlockN;
+    IssueValues(last, stage == 0 ? parity ^ 1 : parity, tile.bounds.seen_begin - last_key,
+                tile.bounds.seen_end - last_key);
+    ptx::wgmma_wait_group<0>();
+    ptx::AccumulatorsReady(o);
+    Release(shared.v_empty[last]);
   }
 
   __device__ __forceinline__ void Run() {
@@ -300,11 +249,8 @@ struct Consumer {
       __syncwarp();
       Release(shared.q_empty);
       const float total[2] = {packed_rows::SumOfRow(sum[0]), packed_rows::SumOfRow(sum[1])};
-      packed_rows::StorePackedRows<Config>(o, tile.piece, row, 0, true, reference, total, params);
-      if (tile.piece.slot >= 0) {
-        packed_rows::MergeIfLast<Config, 2 * kWarpgroup>(
-            shared.merge, tile, static_cast<int>(threadIdx.x) - kWarpgroup, kMergeBarrier, params);
-      }
+      packed_rows::StorePackedRows<Config>(o, tile.piece, row, 0, true, Config::kBlockM, reference,
+                                           total, params);
       shared.board.Release(n);
     }
   }
@@ -349,7 +295,7 @@ __device__ __forceinline__ void Run(const Params& params) {
   InitialiseShared(shared);
   // What the kernel ahead has left can be read from here on.
   ptx::griddepcontrol_wait();
-  // The kernel of the next call may take its place behind this one; it waits for the end of it.
+  // attn_combine may take its place behind this kernel; it waits for the end of it.
   ptx::griddepcontrol_launch_dependents();
   if (__shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0) == 0) {
     ptx::setmaxnreg_dec<Config::kLoaderRegisters>();

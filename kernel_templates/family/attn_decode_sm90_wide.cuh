@@ -160,7 +160,8 @@ struct Loader {
       const bool more = walk.Next(&piece, params);
       packed_rows::TilePiece tile = {};
       tile.blocks = -1;
-      if (more) tile = packed_rows::TilePieceOf<Config>(walk, piece, params);
+      if (more) tile = packed_rows::TilePieceOf<Config>(piece, params);
+      if (more && piece.slot >= 0) tile.slots = walk.SlotsOfItem(piece, params.parts.lines);
       shared.board.Publish(n, tile);
       if (!more) return;
       packed_rows::CopyPlace place =
@@ -172,6 +173,12 @@ struct Loader {
         // Its page is looked up while no stage is free.
         if (block + 1 < tile.blocks) {
           place = packed_rows::PlaceOfCopy<Config>(piece.problem, key + Config::kBlockN, params);
+        }
+        // Blocks of a cluster wait for products, and a stage that is free for its keys. Others wait
+        // for memory, which reads a quarter less a second when it is asked for everything twice.
+        if (Config::kCluster > 1 && !by_threads && block >= kStages && block + 1 < tile.blocks) {
+          packed_rows::PrefetchPanels<Config, S::kPanelsQk>(&params.decode_sm90.k, place,
+                                                            static_cast<int>(piece.problem.h_kv));
         }
       }
     }
@@ -420,9 +427,9 @@ struct Consumer {
       __syncwarp();
       if (thread % 32 == 0) ptx::mbarrier_arrive(ptx::SharedAddress(&shared.q_empty));
       ShareSums(n);
-      packed_rows::StorePackedRows<Config>(o, tile.piece, tile_row,
-                                           warpgroup * S::kOwnPanels * kPanelColumns,
-                                           warpgroup == 0, reference, sum, params);
+      packed_rows::StorePackedRows<Config>(
+          o, tile.piece, tile_row, warpgroup * S::kOwnPanels * kPanelColumns, warpgroup == 0,
+          packed_rows::kSlotLses<Config>, reference, sum, params);
       if (tile.piece.slot >= 0) {
         packed_rows::MergeIfLast<Config, 2 * kWarpgroup>(
             shared.merge, tile, static_cast<int>(threadIdx.x) - kWarpgroup, kMergeBarrier, params);

@@ -12,6 +12,10 @@
 namespace tilewright {
 namespace packed_rows {
 
+// Floats of a part's LSEs in the workspace: of its rows, and a word of each block of a cluster.
+template <class Config>
+inline constexpr int kSlotLses = Config::kBlockM + 2 * Config::kCluster;
+
 // A block's rows of a tile.
 template <class Config>
 inline constexpr int kBlockRows = Config::kBlockM / Config::kCluster;

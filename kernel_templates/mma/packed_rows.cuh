@@ -23,6 +23,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/tma.cuh"
+#include "ptx/tma_prefetch.cuh"
 
 namespace tilewright {
 namespace packed_rows {
@@ -84,12 +85,8 @@ struct TilePiece {
   KeyBounds bounds;
   int first_key;
   int blocks;       // -1: there are no more pieces
-  PartSlots slots;  // of all parts of the item, if the piece is one
+  PartSlots slots;  // of all parts of the item; set where it is merged (mma/packed_merge.cuh)
 };
-
-// Floats of a part's LSEs in the workspace: of its rows, and a word of each block of a cluster.
-template <class Config>
-inline constexpr int kSlotLses = Config::kBlockM + 2 * Config::kCluster;
 
 // Where warp 0 leaves pieces for the other warps.
 struct PieceBoard {
@@ -128,15 +125,11 @@ struct PieceBoard {
 };
 
 template <class Config, class Params>
-__device__ __forceinline__ TilePiece TilePieceOf(const PieceWalk<Config>& walk, const Piece& piece,
-                                                 const Params& params) {
+__device__ __forceinline__ TilePiece TilePieceOf(const Piece& piece, const Params& params) {
   const KeyBounds bounds = BoundsOf<Config>(piece, params);
   const int first = bounds.seen_begin / Config::kBlockN * Config::kBlockN;
   const int keys = bounds.seen_end - first;
-  TilePiece tile = {
-      piece, bounds, first, keys > 0 ? (keys + Config::kBlockN - 1) / Config::kBlockN : 0, {}};
-  if (piece.slot >= 0) tile.slots = walk.SlotsOfItem(piece, params.parts.lines);
-  return tile;
+  return {piece, bounds, first, keys > 0 ? (keys + Config::kBlockN - 1) / Config::kBlockN : 0, {}};
 }
 
 // ---- copies of keys, by warp 0
@@ -208,6 +201,23 @@ __device__ __forceinline__ void LoadPanels(u16 (*tile)[Config::kBlockN][kPanelCo
     }
   }
   __syncwarp();
+}
+
+// Lets L2 have what LoadPanels will copy of this block.
+template <class Config, int kPanels>
+__device__ __forceinline__ void PrefetchPanels(const abi::TensorMap* map, CopyPlace place,
+                                               int head) {
+  constexpr int kCopies = Config::kBlockN / CopyRows<Config>() / Config::kCluster;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int first_copy = RankInCluster<Config>() * kCopies;
+#pragma unroll
+  for (int n = 0; n < kCopies; ++n) {
+    const int row = __shfl_sync(kAllLanes, place.row, first_copy + n);
+    const int block = __shfl_sync(kAllLanes, place.block, first_copy + n);
+    if (lane < kPanels && block >= 0) {
+      ptx::cp_async_bulk_prefetch_tensor_4d(map, lane * kPanelColumns, row, head, block);
+    }
+  }
 }
 
 // The same where no tensor map describes the tensor: element by element, every block its own.
@@ -357,26 +367,31 @@ __device__ __forceinline__ void ApplyPoliciesToRows(float (&s)[kScores], const P
 template <int kScores>
 __device__ __forceinline__ void Weigh(float (&s)[kScores], const float (&before)[2], float to_log2,
                                       float (&after)[2], float (&added)[2]) {
+  constexpr int kChains = 4;
+  static_assert(kScores / 4 >= kChains);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float highest = fmaxf(s[2 * r], s[2 * r + 1]);
+    // In four chains: the other warpgroup waits for the weights.
+    float highs[kChains], sums[kChains] = {};
 #pragma unroll
-    for (int n = 1; n < kScores / 4; ++n) {
-      highest = fmaxf(highest, fmaxf(s[4 * n + 2 * r], s[4 * n + 2 * r + 1]));
+    for (int n = 0; n < kScores / 4; ++n) {
+      const float high = fmaxf(s[4 * n + 2 * r], s[4 * n + 2 * r + 1]);
+      highs[n % kChains] = n < kChains ? high : fmaxf(highs[n % kChains], high);
     }
+    float highest = fmaxf(fmaxf(highs[0], highs[1]), fmaxf(highs[2], highs[3]));
     highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 1));
     highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 2));
     after[r] = fmaxf(before[r], highest * to_log2);
-    added[r] = 0;
 #pragma unroll
     for (int n = 0; n < kScores / 4; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         float& weight = s[4 * n + 2 * r + c];
         weight = ptx::ex2_approx_ftz(fmaf(weight, to_log2, -after[r]));
-        added[r] += weight;
+        sums[n % kChains] += weight;
       }
     }
+    added[r] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   }
 }
 
@@ -427,10 +442,11 @@ struct alignas(8) TwoColumns {
 };
 
 // Writes this thread's part of its rows, columns from `first_column` on of O, and where `with_lse`
-// the LSE, to their place or to the piece's slot. `sum` is that of all weights.
+// the LSE, to their place or to the piece's slot, whose LSEs are `slot_lses` floats. `sum` is that
+// of all weights.
 template <class Config, int kOutputs, class Params>
 __device__ __forceinline__ void StorePackedRows(float (&o)[kOutputs], const Piece& piece, int row,
-                                                int first_column, bool with_lse,
+                                                int first_column, bool with_lse, int slot_lses,
                                                 const float (&reference)[2], const float (&sum)[2],
                                                 const Params& params) {
   using OutElement = typename Config::OutElement;
@@ -472,7 +488,7 @@ __device__ __forceinline__ void StorePackedRows(float (&o)[kOutputs], const Piec
       }
     } else {
       if (with_lse && lane % 4 == 0) {
-        params.parts.lse[i64{piece.slot} * kSlotLses<Config> + tile_row] = end.lse;
+        params.parts.lse[i64{piece.slot} * slot_lses + tile_row] = end.lse;
       }
       const i64 slot_row = i64{piece.slot} * Config::kBlockM + tile_row;
       float* const out =

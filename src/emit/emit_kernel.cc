@@ -429,7 +429,7 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
           .Int("kStages", plan.stages)
           .Int("kCluster", plan.cluster)
           .Int("kChunk", plan.chunk)
-          // The walk over pieces and pages spills with fewer; scores of two blocks at a time, too.
+          // The walk over pieces and pages spills with fewer, and with what merging needs of them.
           .Int("kLoaderRegisters", plan.column_warps > 1 ? 88 : 72)
           .Int("kConsumerRegisters", plan.column_warps > 1 ? 208 : 216)
           .Using("Wgmma", "AttentionWgmma");

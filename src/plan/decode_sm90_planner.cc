@@ -29,7 +29,7 @@ constexpr int64_t kFewestKeys = 512;
 constexpr int64_t kMostDim = 256;
 constexpr int64_t kMostWideDim = 576;
 // SharedStorage of the kernels beside tiles.
-constexpr int64_t kBytesBesideTiles = 2048;
+constexpr int64_t kBytesBesideTiles = 1024;
 constexpr int64_t kWideBytesBesideTiles = 3072;
 
 bool IsWide(const AttentionSpec& spec) { return std::max(spec.dim_qk, spec.dim_v) > kMostDim; }
@@ -126,10 +126,10 @@ std::vector<KernelPlan> WidePlans(const PlanRequest& request) {
 std::vector<KernelPlan> PlansOfWholeRows(const PlanRequest& request) {
   const AttentionSpec& spec = request.spec;
   std::vector<KernelPlan> plans;
-  for (const int block_n : {96, 64, 32}) {
-    // Scores of two blocks, weights and O of a thread.
+  for (const int block_n : {128, 64, 32}) {
+    // Scores, weights and O of a thread.
     constexpr int64_t kTileRegisters = 176;
-    if (block_n + block_n / 4 + spec.dim_v / 2 > kTileRegisters) continue;
+    if (block_n / 2 + block_n / 4 + spec.dim_v / 2 > kTileRegisters) continue;
     KernelPlan plan = StartPlan(request);
     plan.column_warps = 1;
     plan.cluster = 1;
@@ -137,7 +137,7 @@ std::vector<KernelPlan> PlansOfWholeRows(const PlanRequest& request) {
     plan.block_n = block_n;
     const int64_t q = PanelBytes(spec.dim_qk, plan.block_m) + kBytesBesideTiles;
     const int64_t stage = PanelBytes(spec.dim_qk, block_n) + PanelBytes(spec.dim_v, block_n);
-    constexpr int64_t kMostStages = 8;
+    constexpr int64_t kMostStages = 6;
     plan.stages =
         static_cast<int>(std::min(kMostStages, (request.traits.smem_per_block_optin - q) / stage));
     if (plan.stages < 2) continue;
@@ -145,6 +145,22 @@ std::vector<KernelPlan> PlansOfWholeRows(const PlanRequest& request) {
     plans.push_back(plan);
   }
   return plans;
+}
+
+// Parts of whole rows are so few bytes that all blocks merge them sooner than the last one that has
+// keys of a tile; those of latent heads are not.
+KernelPlan CombineBehind(const KernelPlan& plan, const AttentionSpec& spec, int64_t rows) {
+  // Many items are cut into few parts each, which one warp merges at once.
+  constexpr int64_t kFewParts = 8;
+  const double items = static_cast<double>(spec.batch) * static_cast<double>(spec.heads_kv) *
+                       static_cast<double>(CeilDiv(rows, plan.block_m));
+  KernelPlan combine =
+      PlanCombine(plan.target, spec.dim_v, kFewParts * items >= plan.slots ? 1 : 4);
+  combine.tile_rows = plan.block_m;
+  combine.block_n = plan.block_n;
+  combine.step = plan.step;
+  combine.chunk = plan.chunk;
+  return combine;
 }
 
 }  // namespace
@@ -162,6 +178,7 @@ FamilyAnswer PlanDecodeSm90(const PlanRequest& request) {
     // A sequence's parts must depend on nothing else.
     if (spec.batch_invariant) plan.chunk = 512 / plan.block_n;
     plan.slots = std::max(request.board.num_sms, plan.cluster) / plan.cluster;
+    if (!IsWide(spec)) plan.after = {CombineBehind(plan, spec, rows)};
     answer.plans.push_back(std::move(plan));
   }
   if (answer.plans.empty()) {

@@ -161,9 +161,10 @@ CallPlan PlanCall(const KernelPlan& plan, const AttentionSpec& spec, const Atten
       add(Region::kPartialO, slots * plan.block_m * spec.dim_v * 4);
       // Blocks count behind the LSEs of a part: kPartLses of policy/part_merge.cuh, kSlotLses of
       // mma/packed_rows.cuh.
-      const int64_t words = plan.family == Family::kDecode       ? 1
-                            : plan.family == Family::kDecodeSm90 ? plan.cluster
-                                                                 : 0;
+      const int64_t words = plan.family == Family::kDecode ? 1
+                            : plan.family == Family::kDecodeSm90 && plan.after.empty()
+                                ? plan.cluster
+                                : 0;
       const int64_t lses = plan.block_m + 2 * words;
       add(Region::kPartialLse, slots * lses * 4);
     }

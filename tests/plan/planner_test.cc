@@ -60,11 +60,13 @@ TEST(PlannerTest, FewQueriesOverManyKeysAreDecoded) {
   EXPECT_EQ(group.family, Family::kDecodeSm90);
   EXPECT_EQ(group.block_m, 128);
   EXPECT_EQ(group.cluster, 1);
-  EXPECT_TRUE(group.after.empty());
+  ASSERT_EQ(group.after.size(), 1u);
+  EXPECT_EQ(group.after[0].tile_rows, 128);
   const KernelPlan heads = BestFor("fwd bf16 b=16 h=128/1 s=1/8192 d=576/512").value().plan;
   EXPECT_EQ(heads.family, Family::kDecodeSm90);
   EXPECT_EQ(heads.cluster, 2);
   EXPECT_EQ(heads.slots, 66);
+  EXPECT_TRUE(heads.after.empty());  // its last blocks merge
   EXPECT_EQ(BestFor("fwd bf16 b=16 h=64/1 s=1/8192 d=576/512").value().plan.cluster, 1);
   // Pages that are no multiples of 8 rows, and other architectures.
   EXPECT_EQ(BestFor("fwd bf16 b=16 h=71/1 s=1/8192 d=64 varlen paged=3").value().plan.family,
