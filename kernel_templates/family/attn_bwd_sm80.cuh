@@ -159,6 +159,11 @@ struct KeyTile {
 
   float dk[S::kKeyTiles][S::kDkTiles][4];
   float dv[S::kKeyTiles][S::kDvTiles][4];
+  // Where gradients of terms go.
+  struct TermsAt {
+    float* at[Config::kBiasGradients + 1];
+  };
+  TermsAt batch_terms = {};
   float d_slope = 0;
   i32 turn_seen = 0;
   i32* last_turn = nullptr;
@@ -352,7 +357,8 @@ struct KeyTile {
   template <bool full>
   __device__ __forceinline__ void ScoreGradients(const Fragments<Config>& s, Fragments<Config>& dp,
                                                  const Points& points, int stage, i64 q_begin) {
-    [[maybe_unused]] const TermsAt terms = FindTerms(q_begin);
+    [[maybe_unused]] TermsAt terms = FindTerms(q_begin);
+    MoveTerms(terms, warp_row + QueryOf(0, 0), warp_key + KeyOf(0, 0));
 #pragma unroll
     for (int n = 0; n < S::kRowTiles; ++n) {
 #pragma unroll
@@ -360,7 +366,7 @@ struct KeyTile {
         const int row = warp_row + QueryOf(n, c);
         const float delta = shared.stats[stage][row].delta;
         [[maybe_unused]] TermsAt at_row = terms;
-        MoveTerms(at_row, row, warp_key + KeyOf(0, 0));
+        MoveTerms(at_row, 8 * n + c, 0);  // QueryOf(n, c) less that of the first
 #pragma unroll
         for (int m = 0; m < S::kKeyTiles; ++m) {
 #pragma unroll
@@ -376,11 +382,11 @@ struct KeyTile {
             // The dO * V of a masked key may be anything.
             if (!full) gradient = weight == 0 ? 0.f : gradient;
             if constexpr (kPairwiseGradients) {
-              const ScorePoint& point = points[m][n][2 * half + c];
+              const ScorePoint point =
+                  kAddsTerms ? ScorePoint{0, 1, 1, 0} : points[m][n][2 * half + c];
               if (weight != 0) {
-                gradient =
-                    PairGradient(kAddsTerms ? ScorePoint{0, 1, 1, 0} : point, gradient,
-                                 q_begin + row, kv_begin + warp_key + KeyOf(m, 2 * half), at_row);
+                gradient = PairGradient(point, gradient, q_begin + row,
+                                        kv_begin + warp_key + KeyOf(m, 2 * half), at_row);
               }
               MoveTerms(at_row, 0, 8);
             } else if constexpr (!Score::kHasSlopeOne) {
@@ -396,26 +402,36 @@ struct KeyTile {
   static constexpr bool kAddsToBiases = Config::kBiasGradients > 0 && !Config::kDeterministic;
   static constexpr bool kAddsToSlopes =
       !kIsSame<typename Config::AlibiGradient, AlibiGradientNone> && !Config::kDeterministic;
+  // The gradients of scores are those of the biases too: they are added when they are all there.
+  static constexpr bool kAddsScores =
+      kAddsTerms && kAddsToBiases && !kAddsToSlopes && !Config::kHasScoreGradient;
   static constexpr bool kPairwiseGradients =
-      Config::kHasScoreGradient || kAddsToBiases || kAddsToSlopes;
+      Config::kHasScoreGradient || kAddsToSlopes || (kAddsToBiases && !kAddsScores);
 
   // Where the gradients of the terms at the tile's first row and key go: found once a step.
-  struct TermsAt {
-    float* at[Config::kBiasGradients + 1];
-  };
   __device__ __forceinline__ TermsAt FindTerms(i64 q_begin) const {
-    TermsAt terms = {};
+    TermsAt terms = batch_terms;
     if constexpr (kAddsToBiases) {
 #pragma unroll
       for (int t = 0; t < Config::kBiasGradients; ++t) {
         const abi::BiasGradientArgs& term = params.bias_gradients[t];
-        terms.at[t] =
-            term.data +
-            Remainder(Quotient(problem.b, term.batch_div), term.batch_mod) * term.stride_batch +
+        terms.at[t] +=
             problem.h * term.stride_head + q_begin * term.stride_q + kv_begin * term.stride_kv;
       }
     }
     return terms;
+  }
+  // Those of the batch: once a tile of keys, for there are divisions of 64 bits.
+  __device__ __forceinline__ void FindBatchTerms() {
+    if constexpr (kAddsToBiases) {
+#pragma unroll
+      for (int t = 0; t < Config::kBiasGradients; ++t) {
+        const abi::BiasGradientArgs& term = params.bias_gradients[t];
+        batch_terms.at[t] =
+            term.data +
+            Remainder(Quotient(problem.b, term.batch_div), term.batch_mod) * term.stride_batch;
+      }
+    }
   }
 
   __device__ __forceinline__ void MoveTerms(TermsAt& terms, int rows, int keys) const {
@@ -443,6 +459,47 @@ struct KeyTile {
       d_slope += gradient.bias * Config::AlibiGradient::Share(problem, i, j);
     }
     return gradient.dot;
+  }
+
+  // Adds gradients of scores to those of the biases. All pairs of a full tile exist, and where keys
+  // are neighbours one address serves a row.
+  __device__ __forceinline__ void AddScoreGradients(const Fragments<Config>& s,
+                                                    const Fragments<Config>& dp, i64 q_begin,
+                                                    bool full) const {
+    if constexpr (kAddsScores) {
+      TermsAt terms = FindTerms(q_begin);
+      MoveTerms(terms, warp_row + QueryOf(0, 0), warp_key + KeyOf(0, 0));
+#pragma unroll
+      for (int t = 0; t < Config::kBiasGradients; ++t) {
+        const abi::BiasGradientArgs& term = params.bias_gradients[t];
+        if (full && term.stride_kv == 1) {
+          AddToTerm<true>(s, dp, terms.at[t], term.stride_q, 1);
+        } else {
+          AddToTerm<false>(s, dp, terms.at[t], term.stride_q, term.stride_kv);
+        }
+      }
+    }
+  }
+  // `first`: of the lane's first pair.
+  template <bool kAllExist>
+  __device__ __forceinline__ static void AddToTerm(const Fragments<Config>& s,
+                                                   const Fragments<Config>& dp, float* first,
+                                                   i64 stride_q, i64 stride_kv) {
+#pragma unroll
+    for (int n = 0; n < S::kRowTiles; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float* const row = first + (8 * n + c) * stride_q;
+#pragma unroll
+        for (int m = 0; m < S::kKeyTiles; ++m) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            if (!kAllExist && s[m][n][2 * half + c] == 0) continue;
+            ptx::red_global_add_f32(row + (16 * m + 8 * half) * stride_kv, dp[m][n][2 * half + c]);
+          }
+        }
+      }
+    }
   }
 
   // The 16-bit form of a warp's part of P (with `scale`, dropped ones 0) or dS.
@@ -575,7 +632,7 @@ struct KeyTile {
                               RightAddress<kAlong>(shared.d_o[stage], warp_row, 0));
     if constexpr (Config::kDeterministic) EndLastTurn();
     const i64 q_begin = step.m * Config::kBlockM;
-    if constexpr (kPairwiseGradients) {
+    if constexpr (kPairwiseGradients || kAddsScores) {
       // Where pairs have gradients of their own the code for these is long: once, not twice.
       Points points;
       if (IsFull(step.m)) {
@@ -586,6 +643,7 @@ struct KeyTile {
       StoreOperand(shared.p, s, /*is_weight=*/true);
       ScoreGradients<false>(s, dp, points, stage, q_begin);
       StoreOperand(shared.ds[stage], dp, /*is_weight=*/false);
+      AddScoreGradients(s, dp, q_begin, IsFull(step.m));
     } else if (IsFull(step.m)) {
       Softmax<true>(s, dp, stage, q_begin);
     } else {
@@ -703,6 +761,7 @@ __device__ __forceinline__ void ProcessKeys(SharedStorage<Config>& shared, const
   };
   Clear(tile.dk);
   Clear(tile.dv);
+  tile.FindBatchTerms();
   if (kv_begin < problem.seqlen_kv) {
     tile.rows = RowTilesOfKeys<typename Config::Mask>(problem, kv_begin, tile.kv_end,
                                                       Config::kBlockM, params);

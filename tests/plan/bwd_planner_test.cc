@@ -103,6 +103,21 @@ TEST(BwdPlannerTest, HopperHasSharedMemoryForEveryPairOfDims) {
   }
 }
 
+TEST(BwdPlannerTest, PairsThatAddToABiasComeInSmallBlocks) {
+  const auto plan = [](const char* text, const char* target = "sm_90a") {
+    return BestFor(SpecOf(text), target)->plan;
+  };
+  const KernelPlan narrow = plan("bwd bf16 b=8 h=4 s=384 d=32 bias=bf16:1,4,384,384:grad");
+  EXPECT_EQ(narrow.warps, 4);
+  EXPECT_EQ(narrow.blocks, 3);
+  const KernelPlan masked = plan("bwd bf16 b=8 h=4 s=384 d=32 causal bias=bf16:1,4,384,384:grad");
+  EXPECT_EQ(masked.warps, 4);
+  EXPECT_EQ(masked.blocks, 0);
+  // Three do not fit the shared memory of this one.
+  EXPECT_EQ(plan("bwd bf16 b=8 h=4 s=384 d=32 bias=bf16:1,4,384,384:grad", "sm_80").blocks, 0);
+  EXPECT_EQ(plan("bwd bf16 b=8 h=4 s=384 d=32 bias=bf16:1,4,384,384").warps, 8);
+}
+
 TEST(BwdPlannerTest, RefusalsNameTheRule) {
   const struct {
     const char* text;
