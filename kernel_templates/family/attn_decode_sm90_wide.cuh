@@ -1,19 +1,20 @@
-// attn_decode_sm90 for latent attention: V is the first columns of K (576/512 and the like), and 64
-// query rows or more share a key/value head, so that the tensor cores are what bounds it. 16-bit
-// operands, sm_90a.
+// attn_decode_sm90 for latent attention: V is the first columns of K (576/512 and the like). With 64
+// query rows or more to a key/value head the tensor cores are what bounds it, with fewer memory.
+// 16-bit operands, sm_90a.
 //
-// Algorithm Packed rows, equal shares of all keys and attn_combine behind it, as in
-// attn_decode.cuh.
+// Algorithm Packed rows and equal shares of all keys, as in attn_decode.cuh; the last block that has
+//           keys of a tile merges its parts (mma/packed_merge.cuh).
 //           A block has 64 rows; O is twice what a warpgroup's registers hold, so warpgroup w has
 //           half w of its columns. Blocks of 64 keys go to the two in turn: one computes scores and
 //           weights of a block, and both multiply these with their columns of V, which lie where K
 //           does and are read a second time without being copied. (FlashMLA, DeepSeek 2025, shares
-//           the work of a block in this way.) While one computes weights the other multiplies.
-//           References are the maxima so far, handed from block to block.
-// Order     of warpgroup w, for each of its own blocks n: weights (n - 1), made by the other, times
-//           its V, and that block given back; scores and weights of n, published; weights n times
-//           V. The block given back is what is waited for longest: scores of n first, which may
-//           have to wait for their keys, took a quarter more time.
+//           the work of a block in this way.) References are the maxima so far, handed from block
+//           to block.
+// Order     of a warpgroup's own block n: scores; weights of n, published; weights n times V. The
+//           other's weights (n - 1) are multiplied before the scores of n by warpgroup 0, behind
+//           them by warpgroup 1, whose scores the tensor cores have while warpgroup 0 makes weights.
+//           If both did as 1 does, a stage would be given back later, which took a quarter more
+//           time: that is what is waited for longest.
 // Cluster   Two blocks have the 128 rows of a tile and copy half of each block of keys for both.
 // V apart   Where V is no part of K in memory its rows are copied over those of K as soon as the
 //           scores are there. That is right, and slow.
@@ -28,6 +29,7 @@
 //           q_full, q_empty      warps 1 to 3; a warp each
 //           named 1 + w          warpgroup w, before it writes over K: weights, zeroed rows
 //           named 3              both, around the sums of rows
+//           named 4              both, around the merging of parts
 // Shared    q [panel][64][64], k [2][panel][64][64]. The weights of a block take the place of the
 //           first panel of its part 2, which has been read when they are made.
 #ifndef TILEWRIGHT_FAMILY_ATTN_DECODE_SM90_WIDE_CUH_
