@@ -1,8 +1,8 @@
-// attn_decode_sm90 for latent attention: V is the first columns of K (576/512 and the like). With 64
-// query rows or more to a key/value head the tensor cores are what bounds it, with fewer memory.
-// 16-bit operands, sm_90a.
+// attn_decode_sm90 for latent attention: V is the first columns of K (576/512 and the like). With
+// 64 query rows or more to a key/value head the tensor cores are what bounds it, with fewer rows
+// memory. 16-bit operands, sm_90a.
 //
-// Algorithm Packed rows and equal shares of all keys, as in attn_decode.cuh; the last block that has
+// Algorithm Packed rows and equal shares of all keys, as in attn_decode.cuh; the last block with
 //           keys of a tile merges its parts (mma/packed_merge.cuh).
 //           A block has 64 rows; O is twice what a warpgroup's registers hold, so warpgroup w has
 //           half w of its columns. Blocks of 64 keys go to the two in turn: one computes scores and
@@ -12,9 +12,9 @@
 //           to block.
 // Order     of a warpgroup's own block n: scores; weights of n, published; weights n times V. The
 //           other's weights (n - 1) are multiplied before the scores of n by warpgroup 0, behind
-//           them by warpgroup 1, whose scores the tensor cores have while warpgroup 0 makes weights.
-//           If both did as 1 does, a stage would be given back later, which took a quarter more
-//           time: that is what is waited for longest.
+//           them by warpgroup 1, whose scores the tensor cores have while warpgroup 0 makes
+//           weights. If both did as 1 does, a stage would be given back later, which took a quarter
+//           more time: that is what is waited for longest.
 // Cluster   Two blocks have the 128 rows of a tile and copy half of each block of keys for both.
 // V apart   Where V is no part of K in memory its rows are copied over those of K as soon as the
 //           scores are there. That is right, and slow.
