@@ -278,6 +278,7 @@ constexpr std::string_view kDecodeSpecs[] = {
     "fwd bf16 b=16 h=32/8 s=1/8192 d=128 varlen paged=16 kv=e4m3 kv_scale=token",
     "fwd fp16 b=16 h=32/8 s=1/8192 d=128 kv=int8 kv_scale=head lse",
     "fwd bf16 b=16 h=32/8 s=1/8192 d=128 varlen batch_invariant",
+    "fwd bf16 b=1 h=32/8 s=1/300 d=128 lse",
 };
 constexpr std::string_view kDecodeWideSpecs[] = {
     "fwd bf16 b=32 h=8/1 s=1/4096 d=576/512",

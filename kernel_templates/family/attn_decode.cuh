@@ -11,6 +11,9 @@
 // Warps     kTeams of kRowWarps warps. A team has keys of its own, steps of kStepKeys dealt to the
 //           teams in turn, with its own ring of copies and its own softmax; teams meet only at the
 //           end of a piece. The warps of a team have 8 * kRowTiles of the rows each.
+// Clusters  Where there are few keys and few items, kCluster blocks share a piece: a block alone
+//           would wait longest for the 64 bytes a clock that a multiprocessor gets. Each stores
+//           what it has to the shared memory of the first, which merges it.
 // Copies    cp.async into a ring of kStages steps, kStages - 1 ahead of the products. The ring does
 //           not run empty between pieces: copies of the next piece start while this one is still
 //           computed, and are on their way while it is merged and stored.
@@ -53,6 +56,8 @@
 #include "policy/scale.cuh"
 #include "policy/score_chain.cuh"
 #include "policy/sink.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/cluster_store.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/griddep.cuh"
 #include "ptx/ldmatrix.cuh"
@@ -92,6 +97,9 @@ struct Shape {
   static constexpr int kQSteps = kDimK / 16;
   static constexpr int kDimV = RoundUp(Config::kHeadDimV, 16);
   static constexpr int kVTiles = kDimV / 16;
+  // Blocks and teams that share a piece.
+  static constexpr int kCluster = BlocksOfShare<Config>();
+  static constexpr int kTeamsOfPiece = kCluster * Config::kTeams;
   // Bytes between rows.
   static constexpr int kPitchK = ChunkedPitch(kDimK * static_cast<int>(sizeof(KvElement)));
   static constexpr int kPitchV = ChunkedPitch(kDimV * static_cast<int>(sizeof(KvElement)));
@@ -113,8 +121,18 @@ struct Stage {
   };
 };
 
+// In the first block of a cluster: the results of all of its blocks.
+template <class Config, bool kHasCluster>
+struct Gathered {
+  using S = Shape<Config>;
+  alignas(128) float gathered_o[S::kCluster][Config::kBlockM][S::kPitchO];
+  float gathered_lse[S::kCluster][Config::kBlockM];
+};
 template <class Config>
-struct SharedStorage {
+struct Gathered<Config, false> {};
+
+template <class Config>
+struct SharedStorage : Gathered<Config, (Shape<Config>::kCluster > 1)> {
   using S = Shape<Config>;
   Stage<Config> ring[Config::kTeams][Config::kStages];
   PieceQueue<Config> pieces[S::kWarps];
@@ -142,7 +160,7 @@ struct Warp {
   // Of the tile: this warp's first.
   const int first_row = warp % Config::kRowWarps * S::kRowTiles * 8;
 
-  StepQueue<Config, Params, Config::kTeams, S::kTeamThreads, false> queue;
+  StepQueue<Config, Params, S::kTeamsOfPiece, S::kTeamThreads, false> queue;
   int copied = 0;   // steps of this team whose copies have started
   int done = 0;     // and that have been computed
   u32 missing = 0;  // bit n % 32: the page of step n is missing
@@ -154,7 +172,14 @@ struct Warp {
   float value_reference[S::kRowTiles][2];  // kScalePerToken: of O
 
   __device__ __forceinline__ Warp(SharedStorage<Config>& shared, const Params& params)
-      : shared(shared), params(params), queue(shared.pieces[warp], team, params) {}
+      : shared(shared),
+        params(params),
+        queue(shared.pieces[warp], RankOfBlock() * Config::kTeams + team, params) {}
+
+  // Within the cluster.
+  __device__ __forceinline__ static int RankOfBlock() {
+    return S::kCluster > 1 ? static_cast<int>(ptx::cluster_ctarank()) : 0;
+  }
 
   __device__ __forceinline__ void Sync() const {
     if constexpr (Config::kRowWarps == 1) {
@@ -584,14 +609,15 @@ struct Warp {
     }
   }
 
-  // Merges the teams' results and writes them, to O and LSE or to the piece's slot.
+  // Merges the teams' results and writes them, to O and LSE or to the piece's slot; of a cluster's
+  // block to the cluster's first.
   __device__ __forceinline__ void StoreResult(const Piece& piece) {
     using OutElement = typename Config::OutElement;
     constexpr int kQuads = (Config::kHeadDimV + 3) / 4;
     const abi::AttnFwdParams& core = params.core;
     float* const part_o =
         static_cast<float*>(params.parts.o) + i64{piece.slot} * Config::kBlockM * Config::kHeadDimV;
-    const bool complete = piece.slot < 0;
+    const bool complete = S::kCluster == 1 && piece.slot < 0;
     const int rows = static_cast<int>(
         Min(Config::kBlockM, piece.problem.seqlen_q * Config::kGroup - piece.first_row));
     for (int index = static_cast<int>(threadIdx.x); index < rows * kQuads; index += S::kThreads) {
@@ -628,6 +654,15 @@ struct Warp {
           value[c] = fmaf(stage.o[row][column + c], scale, value[c]);
         }
       }
+      if constexpr (S::kCluster > 1) {
+        const u32 rank = ptx::cluster_ctarank();
+        const auto in_first = [](const float* own) {
+          return ptx::mapa(ptx::SharedAddress(own), 0);
+        };
+        if (column == 0) ptx::st_cluster_f32(in_first(&shared.gathered_lse[rank][row]), end.lse);
+        ptx::st_cluster_v4_f32(in_first(&shared.gathered_o[rank][row][column]), value);
+        continue;
+      }
       if (column == 0) {
         if (complete) {
           Config::Lse::Store(end.lse, problem, at.i, params);
@@ -647,6 +682,82 @@ struct Warp {
         }
       }
     }
+  }
+
+  // Merges what the cluster's blocks have gathered in this one and writes it, to O and LSE or to
+  // the piece's slot.
+  __device__ __forceinline__ void StoreGathered(const Piece& piece) {
+    using OutElement = typename Config::OutElement;
+    constexpr int kQuads = (Config::kHeadDimV + 3) / 4;
+    const abi::AttnFwdParams& core = params.core;
+    const bool complete = piece.slot < 0;
+    const int rows = static_cast<int>(
+        Min(Config::kBlockM, piece.problem.seqlen_q * Config::kGroup - piece.first_row));
+    for (int index = static_cast<int>(threadIdx.x); index < rows * kQuads; index += S::kThreads) {
+      const int row = index / kQuads, column = index % kQuads * 4;
+      const PackedRow at = RowAt<Config>(piece.problem, piece.first_row, row);
+      Problem problem = piece.problem;
+      problem.h = at.h;
+      float highest = -Infinity(), sum = 0, value[4] = {};
+#pragma unroll
+      for (int n = 0; n < S::kCluster; ++n) {
+        highest = fmaxf(highest, shared.gathered_lse[n][row]);
+      }
+      const float reference = SoftmaxReference(highest);
+#pragma unroll
+      for (int n = 0; n < S::kCluster; ++n) {
+        const float weight = Exp(shared.gathered_lse[n][row] - reference);
+        sum += weight;
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          value[c] = fmaf(weight, shared.gathered_o[n][row][column + c], value[c]);
+        }
+      }
+      const SoftmaxEnd end = FinishSoftmax(
+          highest, sum, complete ? Config::Sink::Logit(problem, params) : -Infinity());
+      if (column == 0) {
+        if (complete) {
+          Config::Lse::Store(end.lse, problem, at.i, params);
+        } else {
+          params.parts.lse[i64{piece.slot} * kPartLses<Config> + row] = end.lse;
+        }
+      }
+      OutElement* o = static_cast<OutElement*>(core.o) + problem.q_batch * core.o_strides.batch +
+                      at.h * core.o_strides.head + (problem.q_row + at.i) * core.o_strides.seq;
+      float* const part_o = static_cast<float*>(params.parts.o) +
+                            (i64{piece.slot} * Config::kBlockM + row) * Config::kHeadDimV;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        if (column + c >= Config::kHeadDimV) break;
+        const float result = end.empty ? 0.f : value[c] * end.o_scale;
+        if (complete) {
+          FromFloat(result, &o[column + c]);
+        } else {
+          part_o[column + c] = result;
+        }
+      }
+    }
+  }
+
+  // The end of a piece whose teams have deposited their results.
+  __device__ __forceinline__ void Finish(const Piece& piece) {
+    if constexpr (S::kCluster == 1) {
+      StoreResult(piece);
+      __syncthreads();  // O becomes a stage again
+    } else {
+      ptx::barrier_cluster_wait();  // the first block is through with the piece before
+      StoreResult(piece);
+      __syncwarp();
+      ptx::barrier_cluster_arrive();
+      ptx::barrier_cluster_wait();
+      const bool is_first = ptx::cluster_ctarank() == 0;
+      if (is_first) StoreGathered(piece);
+      __syncwarp();
+      ptx::barrier_cluster_arrive();
+      if (!is_first) return;
+      if (piece.slot >= 0) __syncthreads();
+    }
+    if (piece.slot >= 0) MergeIfLast(piece);
   }
 
   // Merges the parts of the piece's item if no other is still to come.
@@ -693,6 +804,7 @@ struct Warp {
     int key = 0, end = 0;
     float scale = 0, to_log2 = 0;
     bool merged = true;  // no step since all teams have met
+    if constexpr (S::kCluster > 1) ptx::barrier_cluster_arrive();
 #pragma unroll 1
     while (true) {
       const bool computes = key < end;
@@ -712,21 +824,19 @@ struct Warp {
         const bool skips = S::kOnePage && !Config::KvRows::kIsDense && missing >> (done & 31) & 1;
         if (!skips) Step(*open, key, scale, to_log2);
         ++done;
-        key += Config::kTeams * S::kStep;
+        key += S::kTeamsOfPiece * S::kStep;
         continue;
       }
       if (open != nullptr) {
         Deposit();
         __syncthreads();
-        StoreResult(open->piece);
-        __syncthreads();  // O becomes a stage again
-        if (open->piece.slot >= 0) MergeIfLast(open->piece);
+        Finish(open->piece);
         __syncwarp();  // the piece's place may be taken
         ++queue.left;
         merged = true;
       }
       // Fill enters pieces as long as there are any.
-      if (queue.left == queue.entered) return;
+      if (queue.left == queue.entered) break;
       open = &queue.At(queue.left);
       Open(*open);
       key = open->first_key;
@@ -737,6 +847,8 @@ struct Warp {
       }
       to_log2 = Config::Score::kIdentity ? scale * kLog2OfE : kLog2OfE;
     }
+    // The first block's memory is stored to until all have.
+    if constexpr (S::kCluster > 1) ptx::barrier_cluster_wait();
   }
 };
 

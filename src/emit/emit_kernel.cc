@@ -86,6 +86,7 @@ std::string PlanName(const KernelPlan& plan) {
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "k", plan.step,
                           "s", plan.stages,
                           plan.shared_stages != 0 ? absl::StrCat("or", plan.shared_stages) : "",
+                          plan.cluster > 1 ? absl::StrCat("x", plan.cluster) : "",
                           plan.chunk != 0 ? absl::StrCat("c", plan.chunk) : "");
     case Family::kFwdSmall:
       return absl::StrCat(
@@ -451,6 +452,7 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
           .Int("kChunk", plan.chunk)
           .Int("kPageRows", std::max<int64_t>(spec.page_size, 1))
           .Bool("kScalePerToken", spec.kv_scale == ScaleKind::kPerToken);
+      if (plan.cluster > 1) config.Int("kCluster", plan.cluster);
       break;
     case Family::kFwdSm90: {
       const RegisterSplit split = RegistersOf(spec, plan);

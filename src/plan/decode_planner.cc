@@ -158,8 +158,11 @@ int64_t DecodeSmemBytes(const KernelPlan& plan, const AttentionSpec& spec) {
   const bool one_page = spec.page_size == 0 || spec.page_size % plan.step == 0;
   const int64_t pages = one_page ? 4 : teams * (plan.stages + 1) * plan.step;
   const int64_t sums = teams * (3 * int64_t{plan.block_m} + 1);
-  return RoundUp(teams * plan.stages * stage + plan.warps * kPieceQueueBytes + 4 * (pages + sums),
-                 kLineBytes);
+  const int64_t gathered =
+      plan.cluster > 1 ? RoundUp(plan.cluster * (o + int64_t{plan.block_m} * 4), kLineBytes) : 0;
+  return RoundUp(
+      gathered + teams * plan.stages * stage + plan.warps * kPieceQueueBytes + 4 * (pages + sums),
+      kLineBytes);
 }
 
 FamilyAnswer PlanDecode(const PlanRequest& request) {
@@ -193,21 +196,33 @@ FamilyAnswer PlanDecode(const PlanRequest& request) {
   struct Choice {
     int64_t teams;
     int stages;
+    int cluster = 1;
   };
   // Best first: one block on an SM has the fewest pieces to merge.
   std::vector<Choice> choices = {{8, 3}, {4, 3}, {4, 2}, {2, 3}, {2, 2}};
   // O of three tiles makes a stage larger than its keys do.
   if (tiles > 2) choices.insert(choices.begin() + 1, {8, 2});
   if (row_warps > 1) choices = {{2, 4}, {4, 3}, {2, 3}, {2, 2}, {1, 3}};
+  // A few blocks with few keys wait for what one multiprocessor can read, and for their steps one
+  // after the other: those of a cluster have one step each.
+  constexpr int kBlocksOfCluster = 4;
+  const int64_t items = spec.batch * spec.heads_kv * CeilDiv(rows, base.block_m);
+  if (request.traits.has_cluster && row_warps == 1 && !spec.batch_invariant &&
+      spec.seqlen_kv <= kDecodeFewKeys && spec.seqlen_kv > kMostWarps * base.step &&
+      items * kBlocksOfCluster <= request.board.num_sms) {
+    choices.insert(choices.begin(), {kMostWarps, 2, kBlocksOfCluster});
+  }
   for (const Choice& choice : choices) {
     KernelPlan plan = base;
     plan.warps = static_cast<int>(choice.teams * row_warps);
     if (choice.teams > 1 && plan.warps > kMostWarps) continue;
     plan.block_n = static_cast<int>(choice.teams) * plan.step;
     plan.stages = choice.stages;
+    if (choice.cluster > 1) plan.cluster = choice.cluster;
     plan.smem_bytes = DecodeSmemBytes(plan, spec);
     if (plan.smem_bytes > request.traits.smem_per_block_optin) continue;
     Complete(request, registers, plan);
+    plan.slots /= choice.cluster;
     answer.plans.push_back(std::move(plan));
   }
   Explain(request, answer);

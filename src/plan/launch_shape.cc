@@ -211,8 +211,9 @@ LaunchShape ComputeLaunchShape(const KernelPlan& kernel, const AttentionSpec& sp
       break;
     case Family::kDecode:
     case Family::kDecodeWide:
-      shape.grid = static_cast<uint32_t>(call.parts > 1 ? call.parts
-                                                        : CountDecode(kernel, spec, args).items);
+      shape.grid = static_cast<uint32_t>(
+          Blocks(call.parts > 1 ? call.parts : CountDecode(kernel, spec, args).items,
+                 std::max(kernel.cluster, 1)));
       shape.overlaps = true;
       break;
     case Family::kFwdSm90: {

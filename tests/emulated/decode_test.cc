@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -91,6 +92,27 @@ TEST_F(DecodeTest, Case31ASequenceAloneHasTheBitsThatItHasAmongOthers) {
     const int64_t heads = c.spec.heads_q;
     EXPECT_TRUE(std::equal(alone.lse.begin(), alone.lse.end(), together.lse.begin() + b * heads))
         << b;
+  }
+}
+
+TEST_F(DecodeTest, ClustersShareFewKeysAndPartsOfMany) {
+  const AttentionSpec few = Make("fwd bf16 b=3 h=4/2 s=1/400 d=64 varlen lse", {}).spec;
+  const auto plans = PlansOf(few, plan::Family::kDecode);
+  ASSERT_TRUE(plans.ok() && !plans->empty()) << plans.status();
+  ASSERT_EQ(plans->front().cluster, 4);
+  ASSERT_EQ(plans->back().cluster, 0);
+  // The kernel serves longer sequences too, whose keys are then cut into parts.
+  const HostCase c = Make("fwd bf16 b=3 h=4/2 s=1/2100 d=64 varlen lse", {2100, 0, 130});
+  const Call clustered(*EmitCall(c.spec, plans->front()));
+  const Results once = RunPart(clustered, c, 0, 3);
+  EXPECT_TRUE(once == RunPart(clustered, c, 0, 3, /*calls=*/3));
+  const Results alone = RunPart(Call(*EmitCall(c.spec, plans->back())), c, 0, 3);
+  for (size_t row = 0; row < once.lse.size(); ++row) {
+    if (std::isinf(alone.lse[row])) {
+      EXPECT_EQ(once.lse[row], alone.lse[row]) << row;
+    } else {
+      EXPECT_NEAR(once.lse[row], alone.lse[row], 1e-4) << row;
+    }
   }
 }
 

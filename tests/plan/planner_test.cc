@@ -55,6 +55,13 @@ TEST(PlannerTest, FewQueriesOverManyKeysAreDecoded) {
   ASSERT_EQ(latent.after.size(), 1u);
   EXPECT_EQ(latent.after[0].tile_rows, 8);
   EXPECT_EQ(BestFor("fwd bf16 b=16 h=8 s=1/8192 d=128 batch_invariant").value().plan.chunk, 4);
+  // A few items of few keys, but of more than a block's teams take at once, are shared by clusters.
+  const KernelPlan few = BestFor("fwd bf16 b=1 h=32/8 s=1/300 d=128").value().plan;
+  EXPECT_EQ(few.cluster, 4);
+  EXPECT_EQ(few.slots, 132 / 4);
+  EXPECT_EQ(BestFor("fwd bf16 b=1 h=32/8 s=1/100 d=128").value().plan.cluster, 0);
+  EXPECT_EQ(BestFor("fwd bf16 b=8 h=32/8 s=1/300 d=128").value().plan.cluster, 0);
+  EXPECT_EQ(BestFor("fwd bf16 b=1 h=32/8 s=1/300 d=128", "sm_80").value().plan.cluster, 0);
   // Many rows are the tensor cores' business: two blocks a tile where V is part of K.
   const KernelPlan group = BestFor("fwd bf16 b=16 h=71/1 s=1/8192 d=64").value().plan;
   EXPECT_EQ(group.family, Family::kDecodeSm90);

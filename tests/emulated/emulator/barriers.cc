@@ -172,4 +172,15 @@ void ReduceInCluster(unsigned address, int value, bool largest) {
   if (largest ? *target < value : value < *target) *target = value;
 }
 
+void StoreInCluster(unsigned address, const float* values, int count) {
+  const void* const code = __builtin_return_address(0);
+  const SharedPlace at = Decode(address);
+  const unsigned bytes = static_cast<unsigned>(count * static_cast<int>(sizeof(float)));
+  if (at.offset % bytes != 0 || !InShared(at.offset, bytes)) {
+    cluster->AbortWith("st at address " + std::to_string(at.offset), code);
+  }
+  CheckShared(at.rank, at.offset, bytes, Access::kWrite, cluster->current(), code);
+  std::memcpy(cluster->shared(at.rank) + at.offset, values, bytes);
+}
+
 }  // namespace cuda_on_host
