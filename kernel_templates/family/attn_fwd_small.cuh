@@ -74,10 +74,10 @@ struct alignas(16) Term {
   u32 word[4];
 };
 
-// Whether other masks than the kept ones have to be asked.
+// Whether there are masks that are not kept: terms that look at the key alone.
 template <class Config>
 concept HasOtherMasks = requires {
-  requires !Config::OtherMask::kIsEmpty;
+  requires Config::kOtherMasks != 0;
 };
 
 // Whether the same tile of another batch has as many rows, and the same blocks of keys.
@@ -252,6 +252,10 @@ struct Visit {
     return false;
   }
 };
+
+TILEWRIGHT_HOST_DEVICE constexpr int BitCount(unsigned bits) {
+  return bits == 0 ? 0 : 1 + BitCount(bits & (bits - 1));
+}
 
 template <int kCount>
 __device__ __forceinline__ bool AnyByte(const u8 (&bytes)[kCount]) {
@@ -441,8 +445,8 @@ struct Copier {
   }
 };
 
-// Which keys of a visit the masks keep that are not among the terms: a thread asks for some, and
-// the answers are put together when they have arrived.
+// Which keys of a visit the masks keep that are not among the terms. A thread asks for some before
+// a visit is attended to and puts the answers together after it: nothing waits for them.
 template <class Config, class Params>
 struct OtherMasks {
   __device__ __forceinline__ OtherMasks(const Tile<Config>&, const Params&) {}
@@ -452,36 +456,65 @@ struct OtherMasks {
 template <class Config, class Params>
 requires HasOtherMasks<Config>
 struct OtherMasks<Config, Params> {
-  using Head = typename Config::OtherMask::template Head<Params>;
-  using Pair = KeyRuns<1, 2, 2>;
   static constexpr int kPairs = Config::kBlockN / 2;
   static constexpr int kSteps = (kPairs + kThreads<Config> - 1) / kThreads<Config>;
-  Head head;  // of the tile
-  u32 kept[kSteps];
+  static constexpr int kMasks = BitCount(Config::kOtherMasks);
+  const Bool8* of_tile[kMasks];
+  Bool8 answers[kSteps][2][kMasks];
 
-  __device__ __forceinline__ OtherMasks(const Tile<Config>& tile, const Params& params)
-      : head(tile.MakeProblem(params), params) {}
+  __device__ __forceinline__ OtherMasks(const Tile<Config>& tile, const Params& params) {
+    Find(tile, params);
+  }
+
+  // Calls use(n, args) for each of the masks.
+  template <class Use>
+  static __device__ __forceinline__ void ForEach(const Params& params, const Use& use) {
+    int n = 0;
+#pragma unroll
+    for (int term = 0; Config::kOtherMasks >> term != 0; ++term) {
+      if (Config::kOtherMasks >> term & 1) use(n++, params.bias[term]);
+    }
+  }
+  __device__ __forceinline__ void Find(const Tile<Config>& tile, const Params& params) {
+    ForEach(params, [&](int n, const abi::BiasArgs& bias) {
+      // Without divisions where each batch has a row of its own.
+      const i64 b = tile.place.b;
+      const i64 row = bias.batch_div == 1 && b < bias.batch_mod
+                          ? b
+                          : Remainder(Quotient(b, bias.batch_div), bias.batch_mod);
+      of_tile[n] = static_cast<const Bool8*>(bias.data) + row * bias.stride_batch +
+                   tile.place.h * bias.stride_head;
+    });
+  }
 
   // Pairs of keys.
   static __device__ __forceinline__ int PairOf(int step) {
     return step * kThreads<Config> + ThreadOfTeam<Config>();
   }
   __device__ __forceinline__ void Ask(const Visit<Config>& visit, const Params& params) {
-    if (visit.first) head = Head(visit.tile.MakeProblem(params), params);
+    if (visit.first) Find(visit.tile, params);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int key = 2 * PairOf(step);
-      kept[step] = 0;
-      if (!visit.exists || key >= visit.keys) continue;
-      const LaneKeys keys = {0, visit.kv_begin() + key, visit.keys - key};
-      kept[step] = head.template KeepInAllRows<Pair>(keys) & head.template Keep<Pair>(keys);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int key = 2 * PairOf(step) + e;
+        const bool exists = visit.exists && key < visit.keys;
+        ForEach(params, [&](int n, const abi::BiasArgs& bias) {
+          answers[step][e][n] = Bool8{0};
+          if (exists) answers[step][e][n] = of_tile[n][(visit.kv_begin() + key) * bias.stride_kv];
+        });
+      }
     }
   }
   __device__ __forceinline__ void Store(u32* keep) const {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const u32 low = kept[step] & 1 ? 0xffffu : 0, high = kept[step] & 2 ? 0xffff0000u : 0;
-      if (PairOf(step) < kPairs) keep[PairOf(step)] = low | high;
+      u32 kept = ~0u;
+#pragma unroll
+      for (int n = 0; n < kMasks; ++n) {
+        kept &= (answers[step][0][n] ? 0xffffu : 0) | (answers[step][1][n] ? 0xffff0000u : 0);
+      }
+      if (PairOf(step) < kPairs) keep[PairOf(step)] = kept;
     }
   }
 };
@@ -563,20 +596,24 @@ struct Attention {
       Scores terms_of_step;
       ClearTile(terms_of_step);
       ApplyPolicies<Kept>(terms_of_step, policies, problem, row, key, false, params);
-      StoreTerms(terms, terms_of_step, key / 8);
+      StoreTerms(terms, terms_of_step, key / Config::kStepKeys * kStepTerms);
     }
   }
 
-  // Of tiles of keys from `key_tile` on; a packed one is of two.
+  // The term `column` of m16 tile `m`, a term being of kTermTiles n8 tiles.
+  static constexpr int kTermTiles = Config::kPackedTerms ? 2 : 1;
+  static constexpr int kStepTerms = kNTiles / kTermTiles;
   static __device__ __forceinline__ Term& TermOf(
-      Term (&terms)[SharedStorage<Config>::kTermTiles + 1][32], int m, int key_tile) {
-    constexpr int kTiles = Config::kPackedTerms ? 2 : 1;
-    const int tile = ThreadOfTeam<Config>() / 32 * kMTiles + m;
-    return terms[(tile * (Config::kTermKeys / 8) + key_tile) / kTiles][threadIdx.x % 32];
+      Term (&terms)[SharedStorage<Config>::kTermTiles + 1][32], int m, int column) {
+    constexpr int kColumns = Config::kTermKeys / 8 / kTermTiles;
+    const int row = ThreadOfTeam<Config>() / 32 * kMTiles + m;
+    return terms[row * kColumns + column][threadIdx.x % 32];
+  }
+  __device__ __forceinline__ int FirstTerm(int step) const {
+    return visit.n * (Config::kBlockN / 8 / kTermTiles) + step * kStepTerms;
   }
   static __device__ __forceinline__ void StoreTerms(
-      Term (&terms)[SharedStorage<Config>::kTermTiles + 1][32], const Scores& scores,
-      int key_tile) {
+      Term (&terms)[SharedStorage<Config>::kTermTiles + 1][32], const Scores& scores, int first) {
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
       if constexpr (Config::kPackedTerms) {
@@ -585,14 +622,15 @@ struct Attention {
           const float(&s)[4] = scores[m][n];
           const float(&t)[4] = scores[m][n + 1];
           using Ops = typename Rows<Config>::Ops;
-          TermOf(terms, m, key_tile + n) = {{Ops::Pack(s[1], s[0]), Ops::Pack(s[3], s[2]),
+          TermOf(terms, m,
+                 first + n / kTermTiles) = {{Ops::Pack(s[1], s[0]), Ops::Pack(s[3], s[2]),
                                              Ops::Pack(t[1], t[0]), Ops::Pack(t[3], t[2])}};
         }
       } else {
 #pragma unroll
         for (int n = 0; n < kNTiles; ++n) {
           const float(&s)[4] = scores[m][n];
-          TermOf(terms, m, key_tile + n) = {
+          TermOf(terms, m, first + n / kTermTiles) = {
               {BitsOfFloat(s[0]), BitsOfFloat(s[1]), BitsOfFloat(s[2]), BitsOfFloat(s[3])}};
         }
       }
@@ -601,7 +639,7 @@ struct Attention {
   __device__ __forceinline__ void AddTerms(Scores& scores, int step) const {
     using Ops = typename Rows<Config>::Ops;
     const float scale = Config::Score::kIdentity ? 1.f : params.core.scale;
-    const int key_tile = visit.n * (Config::kBlockN / 8) + step * kNTiles;
+    const int first = FirstTerm(step);
     u32 kept[kNTiles];
 #pragma unroll
     for (int n = 0; n < kNTiles; ++n) kept[n] = KeptOf(step, n);
@@ -611,7 +649,7 @@ struct Attention {
         const u32 hidden = Ops::Pack(-Infinity(), -Infinity());
 #pragma unroll
         for (int n = 0; n < kNTiles; n += 2) {
-          const Term term = TermOf(terms, m, key_tile + n);
+          const Term term = TermOf(terms, m, first + n / kTermTiles);
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const u32 of_keys = kept[n + half];
@@ -633,7 +671,7 @@ struct Attention {
       } else {
 #pragma unroll
         for (int n = 0; n < kNTiles; ++n) {
-          const Term term = TermOf(terms, m, key_tile + n);
+          const Term term = TermOf(terms, m, first + n / kTermTiles);
 #pragma unroll
           for (int c = 0; c < 4; ++c) {
             const float s = scores[m][n][c] * scale + FloatOfBits(term.word[c]);

@@ -287,21 +287,23 @@ class Policies {
         .Bool("kDeterministic", spec_.deterministic);
   }
 
-  // The bias terms of the set `kept`, with the masks that are no bias terms, and the other masks.
+  // The bias terms of the set `kept`, with the masks that are no bias terms, and the set of the
+  // other masks.
   void WriteKeptTerms(int kept, ConfigWriter& config) const {
-    std::vector<std::string> scores, masks = masks_, others;
+    std::vector<std::string> scores, masks = masks_;
+    int others = 0;
     for (size_t n = 0; n < spec_.bias.size(); ++n) {
       const bool is_kept = (kept >> n & 1) != 0;
       if (spec_.bias[n].type != ElementType::kBool) {
         if (is_kept) scores.push_back(BiasPolicy(n));
       } else if (!is_kept) {
-        others.push_back(BiasPolicy(n));
-        masks.erase(std::find(masks.begin(), masks.end(), others.back()));
+        others |= 1 << n;
+        masks.erase(std::find(masks.begin(), masks.end(), BiasPolicy(n)));
       }
     }
     config.Chain("KeptScore", "ScoreChain", scores)
         .Chain("KeptMask", "MaskChain", masks)
-        .Chain("OtherMask", "MaskChain", others);
+        .Int("kOtherMasks", others);
   }
 
   // What attn_combine needs of them.

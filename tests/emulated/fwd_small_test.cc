@@ -1,6 +1,7 @@
 // Blocks of attn_fwd_small that attend to many tiles, some of which have to be computed again.
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -30,8 +31,28 @@ void PoisonKeysFrom(HostCase& c, int64_t first) {
   }
 }
 
+// Keys that a mask hides, with scores far above the others, and bias rows of nothing but -inf, or
+// half of it.
+void HideTheHighest(HostCase& c) {
+  const int64_t keys = c.spec.seqlen_kv;
+  for (int64_t b = 0; b < c.spec.batch; ++b) {
+    for (int64_t i = 0; i < c.spec.seqlen_q; ++i) c.q.Set(c.QAt(b, i, 0, 0), 8);
+    for (int64_t j = 0; j < keys; ++j) {
+      const bool is_high = j % 7 == 3;
+      c.k.Set(c.KAt(b, j, 0, 0), is_high ? 400 : 0);
+      c.bias[1].Set(b * keys + j, is_high ? 0 : 1);
+    }
+  }
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (int64_t j = 0; j < keys; ++j) {
+    c.bias[0].Set(5 * keys + j, -infinity);
+    if (j % 2 == 0) c.bias[0].Set(9 * keys + j, -infinity);
+  }
+}
+
 // Every plan of the family for `text`, on so many blocks.
-std::vector<Emulation> OnBlocks(int blocks, const std::string& text, int64_t poisoned_from = -1) {
+std::vector<Emulation> OnBlocks(int blocks, const std::string& text,
+                                const std::function<void(HostCase&)>& change = nullptr) {
   const auto spec = spec::ParseSpec(text);
   EXPECT_TRUE(spec.ok()) << spec.status();
   const auto plans = emulated::PlansOf(spec::Canonicalise(*spec), plan::Family::kFwdSmall);
@@ -39,14 +60,9 @@ std::vector<Emulation> OnBlocks(int blocks, const std::string& text, int64_t poi
   std::vector<Emulation> emulations;
   for (plan::KernelPlan plan : *plans) {
     plan.max_grid = blocks;
-    Emulation emulation = {
-        .scenario = {.spec = text}, .family = plan.family, .plan = plan.ToString()};
-    if (poisoned_from >= 0) {
-      emulation.scenario.change = [poisoned_from](HostCase& c) {
-        PoisonKeysFrom(c, poisoned_from);
-      };
-    }
-    emulations.push_back(emulation);
+    emulations.push_back({.scenario = {.spec = text, .change = change},
+                          .family = plan.family,
+                          .plan = plan.ToString()});
   }
   return emulations;
 }
@@ -66,9 +82,15 @@ const std::vector<Emulation>& Cases() {
     // Three blocks of keys, and masks of each batch.
     add(OnBlocks(2, "fwd bf16 b=5 h=1 s=129/260 d=16 bias=bf16:1,1,129,260 mask=bool:5,1,1,260"));
     // Tiles that are computed again, one after the other.
-    add(OnBlocks(1, "fwd bf16 b=3 h=1 s=20/40 d=16 causal=top_left", 20));
+    add(OnBlocks(1, "fwd bf16 b=3 h=1 s=20/40 d=16 causal=top_left",
+                 [](HostCase& c) { PoisonKeysFrom(c, 20); }));
     add(OnBlocks(2, "fwd bf16 b=4 h=1 s=140/300 d=16 bias=bf16:1,1,140,300 causal=top_left lse",
-                 140));
+                 [](HostCase& c) { PoisonKeysFrom(c, 140); }));
+    add(OnBlocks(1, "fwd bf16 b=3 h=1 s=20/300 d=16 bias=bf16:1,1,20,300 mask=bool:3,1,1,300",
+                 HideTheHighest));
+    add(OnBlocks(1, "fwd fp16 b=3 h=1 s=20/300 d=16 bias=fp16:1,1,20,300 mask=bool:3,1,1,300 lse",
+                 HideTheHighest));
+    add(OnBlocks(1, "fwd bf16 b=3 h=1 s=20/300 d=16 scale=2 bias=bf16:1,1,20,300 lse"));
     return all;
   }());
   return cases;

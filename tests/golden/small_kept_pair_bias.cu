@@ -53,7 +53,7 @@ struct Config {
   using Lse = LseNone;
   using KeptScore = ScoreChain<ScoreBias<0, Bf16>>;
   using KeptMask = MaskChain<>;
-  using OtherMask = MaskChain<MaskBias<1>>;
+  static constexpr int kOtherMasks = 2;
 };
 static_assert(sizeof(fwd_small::SharedStorage<Config>) == 222976,
               "plan and kernel disagree on shared memory");

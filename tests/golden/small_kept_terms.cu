@@ -53,7 +53,7 @@ struct Config {
   using Lse = LseNone;
   using KeptScore = ScoreChain<ScoreBias<0, Fp16>, ScoreBias<1, Fp16>>;
   using KeptMask = MaskChain<>;
-  using OtherMask = MaskChain<>;
+  static constexpr int kOtherMasks = 0;
 };
 static_assert(sizeof(fwd_small::SharedStorage<Config>) == 110160,
               "plan and kernel disagree on shared memory");
