@@ -749,6 +749,34 @@ struct Attention {
   }
 };
 
+// As Rows::Finish where nothing but O is asked for, to places that are one address and constants.
+template <class Config>
+__device__ __forceinline__ void Normalise(const Rows<Config>& rows, typename Config::Element* own) {
+  using Of = Rows<Config>;
+  const unsigned lane = threadIdx.x % 32;
+  u32* const first = reinterpret_cast<u32*>(own + lane / 4 * Of::kPitchQo + lane % 4 * 2);
+#pragma unroll
+  for (int m = 0; m < Of::kMTiles; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = rows.o[m][Of::kAllTiles - 1][2 * r];
+      const bool empty = sum == 0;
+      // The approximation is off by the last bit of fp32, and O is rounded to 16.
+      const float scale = empty ? 0.f : ptx::rcp_approx_ftz(sum);
+#pragma unroll
+      for (int n = 0; n < Of::kVTiles; ++n) {
+        // What is no number stays none where every row sees every key.
+        const float(&o)[4] = rows.o[m][n];
+        const bool cleared = empty && !kAllRowsAlike<Config>;
+        const float low = cleared ? 0.f : o[2 * r] * scale;
+        const float high = cleared ? 0.f : o[2 * r + 1] * scale;
+        first[((16 * m + 8 * r) * Of::kPitchQo + 8 * n) / 2] = Of::Ops::Pack(high, low);
+      }
+    }
+  }
+  __syncwarp();
+}
+
 template <class Config, class Params>
 __device__ __forceinline__ void Run(const Params& params) {
   static_assert(MaskPolicy<typename Config::Mask, Params>);
@@ -833,8 +861,13 @@ __device__ __forceinline__ void Run(const Params& params) {
         fails_here = !failed && !visit.careful && __any_sync(kAllLanes, fails);
         Element* const own = &shared.q[q_slot][Rows<Config>::FirstRow()][0];
         __syncwarp();  // Q has been read
-        rows.template Finish<kAllRowsAlike<Config>>(own, tile.MakeProblem(params), tile.q_begin(),
-                                                    params);
+        if constexpr (Rows<Config>::kStoresLse || Rows<Config>::kHasSink ||
+                      !Rows<Config>::kHasRowSums) {
+          rows.template Finish<kAllRowsAlike<Config>>(own, tile.MakeProblem(params), tile.q_begin(),
+                                                      params);
+        } else {
+          Normalise<Config>(rows, own);
+        }
         copier.Store(own, tile, params);
         rows.Start();
       }

@@ -34,10 +34,10 @@ struct LongTile {
 constexpr LongTile kLongTiles[] = {{128, 64, 32}, {64, 32, 32}, {64, 64, 32}, {128, 32, 16}};
 constexpr int64_t kManyBatches = 32;
 constexpr int kFewWarps = 8;
-// Tiles of a team from which on keeping a bias is worth more than wgmma, which attn_fwd_sm90 has
-// for a bias without masks. On one H200 (2026-11-30), microseconds of this family (that one): 18
-// tiles 198 (236), 8 tiles 74 (81), 3 tiles 50 (47).
-constexpr int64_t kManyTiles = 8;
+// Tiles of a block from which on keeping a bias is worth more than wgmma, which attn_fwd_sm90 has
+// for a bias without masks. On one H200 (2026-11-30), microseconds of this family (that one): 35
+// tiles 198 (236), 16 tiles 74 (81), 6 tiles 50 (47).
+constexpr int64_t kManyTiles = 12;
 constexpr int kMostThreads = 1024;
 constexpr size_t kMostTerms = 16;  // that may be kept
 constexpr int kStepKeys = 32;
@@ -211,10 +211,13 @@ void AddLong(const PlanRequest& request, const KernelPlan& common, std::vector<K
       if (SetTeams(request, plan) && plan.max_grid >= Period(spec, plan)) plans.push_back(plan);
     }
   }
-  // On one H200 (2026-11-30) af_triangle_d32_384 takes 239 to 241 us with 8, 12 and 16 warps.
-  std::stable_sort(plans.begin(), plans.end(), [](const KernelPlan& a, const KernelPlan& b) {
-    return std::make_pair(a.step, a.warps) > std::make_pair(b.step, b.warps);
-  });
+  // The rows that a multiprocessor has at a time count. On one H200 (2026-11-30)
+  // af_triangle_d32_384 with bias and mask takes 214 us with 384 of them and 217 with 256.
+  const auto order = [](const KernelPlan& plan) {
+    return std::pair(plan.warps * plan.rows_per_warp, plan.step);
+  };
+  std::stable_sort(plans.begin(), plans.end(),
+                   [&](const KernelPlan& a, const KernelPlan& b) { return order(a) > order(b); });
 }
 
 }  // namespace
@@ -286,12 +289,12 @@ FamilyAnswer PlanFwdSmall(const PlanRequest& request) {
         std::any_of(spec.bias.begin(), spec.bias.end(),
                     [](const BiasTerm& term) { return term.type == ElementType::kBool; });
     const int64_t tiles = spec.batch * spec.heads_q * CeilDiv(rows, best.block_m);
-    const int64_t tiles_of_team = tiles / (best.max_grid * TeamsOf(best));
+    const int64_t tiles_of_block = tiles / best.max_grid;
     if (!request.family.has_value() && request.traits.has_wgmma && !has_masks &&
-        tiles_of_team < kManyTiles) {
+        tiles_of_block < kManyTiles) {
       answer.refusal = absl::StrCat(
-          "batch * heads_q = ", spec.batch * spec.heads_q, ": ", tiles_of_team,
-          " tiles for each team; a bias without masks is kept for at least ", kManyTiles);
+          "batch * heads_q = ", spec.batch * spec.heads_q, ": ", tiles_of_block,
+          " tiles for each block; a bias without masks is kept for at least ", kManyTiles);
       answer.plans.clear();
       return answer;
     }

@@ -69,8 +69,8 @@ constexpr Golden kGoldens[] = {
      .plan = "attn_fwd_small sm_90a m64n64 w6 r32 s2 b2 g256 k32 kt3 kk64 smem=110160"},
     {.file = "small_kept_pair_bias",
      .spec = "fwd bf16 b=384 h=4 s=384 d=32 bias=bf16:1,4,384,384 mask=bool:384,1,1,384",
-     .plan = "attn_fwd_small sm_90a m128n128 w8 r32 s2 g132 k64 kt1 kk384 packed "
-             "smem=222976"},
+     .plan = "attn_fwd_small sm_90a m128n64 w12 r32 s2 g132 k32 kt1 kk384 packed "
+             "smem=222800"},
     {.file = "sm90_causal_lse_bf16_d128",
      .spec = "fwd bf16 b=2 h=16/4 s=4096 d=128 causal lse",
      .plan = "attn_fwd_sm90 sm_90a m128n128 w12 r16 s2 c2 x1 g132 opt q_regs own_o smem=197632"},

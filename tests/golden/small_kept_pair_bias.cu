@@ -1,5 +1,5 @@
 // Emitted by tilewright. Sizes in the line below are placeholders.
-// recreate: tilewright emit 'fwd bf16 b=1 h=1/1 s=1/1 d=32/32 bias=bf16:1,1,1,1 mask=bool:1,1,1,1' --plan 'attn_fwd_small sm_90a m128n128 w8 r32 s2 k64 kt1 kk384 packed smem=222976'
+// recreate: tilewright emit 'fwd bf16 b=1 h=1/1 s=1/1 d=32/32 bias=bf16:1,1,1,1 mask=bool:1,1,1,1' --plan 'attn_fwd_small sm_90a m128n64 w12 r32 s2 k32 kt1 kk384 packed smem=222800'
 #include "family/attn_fwd_small.cuh"
 #include "policy/bias_terms.cuh"
 
@@ -29,12 +29,12 @@ struct Config {
   static constexpr i64 kSeqlenQ = 0;
   static constexpr i64 kSeqlenKv = 0;
   // plan
-  static constexpr int kWarps = 8;
+  static constexpr int kWarps = 12;
   static constexpr int kRowsPerWarp = 32;
   static constexpr int kBlockM = 128;
-  static constexpr int kBlockN = 128;
-  static constexpr int kTeams = 2;
-  static constexpr int kStepKeys = 64;
+  static constexpr int kBlockN = 64;
+  static constexpr int kTeams = 3;
+  static constexpr int kStepKeys = 32;
   static constexpr int kStages = 2;
   static constexpr int kKeptTerms = 1;
   static constexpr int kTermKeys = 384;
@@ -55,12 +55,12 @@ struct Config {
   using KeptMask = MaskChain<>;
   static constexpr int kOtherMasks = 2;
 };
-static_assert(sizeof(fwd_small::SharedStorage<Config>) == 222976,
+static_assert(sizeof(fwd_small::SharedStorage<Config>) == 222800,
               "plan and kernel disagree on shared memory");
 
 }  // namespace tilewright
 
-extern "C" __global__ void __launch_bounds__(256, 1)
-attn_fwd_small__bf16_d32_biasbf16_biasbool__m128n128w8k64s2kt1k384packed(const __grid_constant__ tilewright::Params params) {
+extern "C" __global__ void __launch_bounds__(384, 1)
+attn_fwd_small__bf16_d32_biasbf16_biasbool__m128n64w12k32s2kt1k384packed(const __grid_constant__ tilewright::Params params) {
   tilewright::fwd_small::Run<tilewright::Config>(params);
 }

@@ -107,9 +107,9 @@ TEST(FwdSmallPlannerTest, LongSequencesThatShareABias) {
   }
   EXPECT_THAT(Plan("fwd bf16 b=8 h=4 s=384 d=32 bias=bf16:1,4,384,384").refusal,
               HasSubstr("batch = 8"));
-  // Three tiles for each team: without masks another family is quicker.
+  // Few tiles for each block: without masks another family is quicker.
   EXPECT_THAT(Plan("fwd bf16 b=64 h=4 s=384 d=32 bias=bf16:1,4,384,384").refusal,
-              HasSubstr("2 tiles for each team"));
+              HasSubstr("5 tiles for each block"));
   EXPECT_EQ(Plan("fwd bf16 b=64 h=4 s=384 d=32 bias=bf16:1,4,384,384 mask=bool:64,1,1,384").refusal,
             "");
 }
