@@ -92,7 +92,7 @@ std::vector<Scenario> Sm90Scenarios() {
       {"bwd bf16 b=1 h=2/1 s=150/70 d=64 causal", {}, {}, MisalignRows},
       {"bwd fp16 b=2 h=1 s=70/130 d=80", {}, {}, MisalignRows},
       {"bwd bf16 b=1 h=2 s=260/390 d=40/80 causal"},  // an odd number of tiles of keys
-      {"bwd bf16 b=1 h=2/1 s=200/150 d=256"},  // likewise
+      {"bwd bf16 b=1 h=2/1 s=200/150 d=256"},         // likewise
   };
 }
 
@@ -107,6 +107,9 @@ std::vector<Scenario> Scenarios(plan::Family family) {
       {"bwd bf16 b=1 h=3/1 s=130 d=128 softcap=5 causal=top_left sinks sinks_grad lse_base=2"},
       {"bwd bf16 b=4 h=2/1 s=20/50 d=32 bias=fp32:1,2,20,50:grad bias=bf16:2,1,20,50:mod:grad "
        "bias=fp16:2,1,1,50:div:grad bias=bool:4,1,1,50 alibi alibi_grad softcap=5"},
+      // Full tiles and others, keys that are neighbours and one for all.
+      {"bwd bf16 b=2 h=2/1 s=130/200 d=32 bias=bf16:1,2,130,200:grad bias=fp32:2,1,130,1:grad"},
+      {"bwd fp16 b=3 h=2 s=70/140 d=24 causal bias=fp32:1,2,70,140:grad"},
       {"bwd fp16 b=2 h=2/1 s=70/50 d=32 bias=fp32:1,2,70,1:grad alibi alibi_grad softcap=5 "
        "softcap_before_bias deterministic causal"},
       {"bwd bf16 b=1 h=2/1 s=70/137 d=48 dropout=0.3 sinks sinks_grad"},
