@@ -199,9 +199,12 @@ FamilyAnswer PlanBwdSm80(const PlanRequest& request) {
     return answer;
   }
   const KernelPlan& best = answer.plans.front();
-  answer.why =
-      absl::StrCat("tiles of ", best.block_m, " rows and ", best.block_n, " keys in ", best.warps,
-                   " warps are the largest of ", answer.plans.size(), " that fit");
+  answer.why = absl::StrCat(
+      "tiles of ", best.block_m, " rows and ", best.block_n, " keys in ", best.warps, " warps ",
+      adds_to_bias && best.warps == 4
+          ? std::string("share a multiprocessor, for additions to a bias are "
+                        "waited for")
+          : absl::StrCat("are the largest of ", answer.plans.size(), " that fit"));
   return answer;
 }
 
