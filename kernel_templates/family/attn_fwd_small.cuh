@@ -797,12 +797,15 @@ __device__ __forceinline__ void Run(const Params& params) {
   const Copier<Config> copier{storage.wide};
   if (threadIdx.x == 0) {
     Distance distance = Distance::Of<Config>(i64{gridDim.x} * Config::kTeams, params);
-    distance.same_terms = Distance::Of<Config>(gridDim.x, params).same_terms &&
-                          SeqlenKv<Config>(params) <= Config::kTermKeys;
+    if constexpr (Config::kKeptTerms != 0) {
+      distance.same_terms = Distance::Of<Config>(gridDim.x, params).same_terms &&
+                            SeqlenKv<Config>(params) <= Config::kTermKeys;
+    }
     storage.distance = distance;
     storage.wide = Widths::Of<Config>(params);
   }
-  if (is_first) {
+  // By another warp, where there is one: the divisions take their time.
+  if (ThreadOfTeam<Config>() == kThreads<Config> - 1) {
     const Distance start = Distance::Of<Config>(blockIdx.x + i64{gridDim.x} * team, params);
     const Place place = {static_cast<u32>(start.b), static_cast<int>(start.h),
                          static_cast<int>(start.m)};
