@@ -7,7 +7,7 @@
 //           elements of each. Pairs of an embedding are in one unit, so that a lane rotates all its
 //           rows by the same few angles, which it keeps in registers.
 // Steps     Where the tokens go (one thread a token), the sines and cosines of their positions (a
-//           pair each), then the rows, which are loaded a step before they are stored.
+//           pair each), then the rows; those that are rotated are loaded a step ahead.
 // Wide      Chunks of 16 bytes of new rows where every row of every tensor starts on a multiple of
 //           a chunk; else element by element.
 // In place  Q may be rotated where it lies: a lane reads what it writes, and no other does.
@@ -173,25 +173,25 @@ __device__ __forceinline__ SinCos SinCosAt(i64 position, int pair, const Params&
   }
 }
 
+template <class Element, int kVec>
+struct PackedAs {
+  using Type = Words<kVec* static_cast<int>(sizeof(Element))>;
+};
+template <class Element>
+struct PackedAs<Element, 1> {
+  using Type = Element;
+};
+
 // Elements of a row that a thread has at a time.
 template <class Element, int kVec>
 struct Chunk {
   static constexpr int kBytes = kVec * static_cast<int>(sizeof(Element));
+  // What is loaded and stored at a time.
+  using Packed = typename PackedAs<Element, kVec>::Type;
   Element element[kVec];
 
-  __device__ __forceinline__ static Chunk Load(const Element* from) {
-    if constexpr (kVec == 1) {
-      return {{*from}};
-    } else {
-      return __builtin_bit_cast(Chunk, *reinterpret_cast<const Words<kBytes>*>(from));
-    }
-  }
   __device__ __forceinline__ void Store(Element* to) const {
-    if constexpr (kVec == 1) {
-      *to = element[0];
-    } else {
-      *reinterpret_cast<Words<kBytes>*>(to) = __builtin_bit_cast(Words<kBytes>, *this);
-    }
+    *reinterpret_cast<Packed*>(to) = __builtin_bit_cast(Packed, *this);
   }
 };
 
@@ -285,10 +285,12 @@ struct Rows {
   static constexpr int kTogetherQ = kRowsQ > kShare ? kMost : 1;
   static constexpr int kTogetherKv = kRowsKv > kShare ? kMost : 1;
 
+  // As they were loaded: as elements they would take a register each.
+  using Loaded = typename NewChunk::Packed;
   struct Row {
     bool active;
     int head;
-    NewChunk x[kUnits][2];
+    Loaded x[kUnits][2];
   };
   using Values = float[kUnits][2][kVec];
   // Of a lane's rotated units: the angle of element e of the first chunk, or of pair e of both.
@@ -337,7 +339,8 @@ struct Rows {
 #pragma unroll
       for (int chunk = 0; chunk < 2; ++chunk) {
         const int column = ColumnOf(n, chunk);
-        if (column < kDimOf<kKind>) row.x[n][chunk] = NewChunk::Load(from + column);
+        if (column < kDimOf<kKind>)
+          row.x[n][chunk] = *reinterpret_cast<const Loaded*>(from + column);
       }
     }
     return row;
@@ -449,8 +452,12 @@ struct Rows {
 #pragma unroll
       for (int n = 0; n < kUnits; ++n) {
 #pragma unroll
-        for (int e = 0; e < 2 * kVec; ++e) {
-          value[n][e / kVec][e % kVec] = static_cast<float>(row.x[n][e / kVec].element[e % kVec]);
+        for (int chunk = 0; chunk < 2; ++chunk) {
+          const NewChunk elements = __builtin_bit_cast(NewChunk, row.x[n][chunk]);
+#pragma unroll
+          for (int e = 0; e < kVec; ++e) {
+            value[n][chunk][e] = static_cast<float>(elements.element[e]);
+          }
         }
       }
       if constexpr (S::kRotates && kKind != kV) Rotate(value, angles);
@@ -464,7 +471,7 @@ struct Rows {
         const int column = ColumnOf(n, chunk);
         if (column >= kDimOf<kKind>) continue;
         if constexpr (kCopies<kKind>) {
-          row.x[n][chunk].Store(to + column);
+          *reinterpret_cast<Loaded*>(to + column) = row.x[n][chunk];
         } else {
           Narrowed<Out>(value[n][chunk], factor).Store(to + column);
         }
@@ -539,7 +546,7 @@ struct Rows {
   }
 
   // `find_angles` makes the angles of the tile's tokens known to the block: while the first rows
-  // are on their way. Rows are loaded a step ahead.
+  // are on their way. Rows that are rotated are loaded ahead.
   template <class FindAngles>
   __device__ __forceinline__ void WriteTile(const FindAngles& find_angles) const {
     Step rows;
@@ -548,10 +555,15 @@ struct Rows {
     const int steps = (tokens + kTokensOfStep - 1) / kTokensOfStep * kRounds;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      Step next;
-      LoadStep(step + 1, next);
-      FinishStep(step, rows);
-      rows = next;
+      if constexpr (S::kRotates) {
+        Step next;
+        LoadStep(step + 1, next);
+        FinishStep(step, rows);
+        rows = next;
+      } else {
+        FinishStep(step, rows);
+        LoadStep(step + 1, rows);
+      }
     }
   }
 };
