@@ -1116,6 +1116,10 @@ def zoo_obstacle(workload):
         return "pages"
     if workload["sinks"]:
         return "sinks"
+    if workload.get("kv_dtype"):
+        return "keys and values of 8 bits, which decode.py times"
+    if workload.get("left_padding") or workload.get("cache_batch_idx"):
+        return "left padding or slots"
     if workload["mask_kind"] not in ("dense", "causal", "window"):
         return f"a mask of kind {workload['mask_kind']}"
     if zoo_terms(workload) is None:

@@ -82,7 +82,8 @@ absl::StatusOr<Machine> OpenMachine() {
   return machine;
 }
 
-// Device memory for a plain spec: Q, K, V, O and LSE. Zeros do, since only host time is measured.
+// Device memory for a plain spec, or one of decoding from a paged cache. Zeros do, lengths and
+// pages too, since only host time is measured.
 struct Problem {
   std::vector<device::DeviceBuffer> buffers;
   AttentionArgs args;
@@ -106,6 +107,8 @@ absl::StatusOr<Problem> MakeProblem(const device::DriverApi& api, const Attentio
   plain.scale = spec.scale;
   plain.softcap = spec.softcap;
   plain.lse = spec.lse;
+  plain.varlen = spec.varlen;
+  plain.page_size = spec.page_size;
   if (plain != spec) {
     return absl::InvalidArgumentError(
         absl::StrCat("this benchmark makes no arrays for \"", SpecText(spec), "\""));
@@ -124,7 +127,9 @@ absl::StatusOr<Problem> MakeProblem(const device::DriverApi& api, const Attentio
     return problem.buffers.back().data();
   };
   const int64_t rows_q = spec.batch * spec.seqlen_q * spec.heads_q;
-  const int64_t rows_kv = spec.batch * spec.seqlen_kv * spec.heads_kv;
+  const int64_t page_size = std::max<int64_t>(spec.page_size, 1);
+  const int64_t pages = (spec.seqlen_kv + page_size - 1) / page_size;  // of a sequence
+  const int64_t rows_kv = spec.batch * pages * page_size * spec.heads_kv;
   problem.args.q.strides = strides[0];
   problem.args.k.strides = strides[1];
   problem.args.v.strides = strides[2];
@@ -137,8 +142,30 @@ absl::StatusOr<Problem> MakeProblem(const device::DriverApi& api, const Attentio
     TILEWRIGHT_ASSIGN_OR_RETURN(void* lse, allocate(rows_q * int64_t{sizeof(float)}));
     problem.args.lse = static_cast<float*>(lse);
   }
+  constexpr int64_t kIntBytes = sizeof(int32_t);
+  if (spec.varlen) {
+    TILEWRIGHT_ASSIGN_OR_RETURN(void* lengths, allocate(spec.batch * kIntBytes));
+    problem.args.seqused_kv = static_cast<int32_t*>(lengths);
+  }
+  if (spec.page_size != 0) {
+    TILEWRIGHT_ASSIGN_OR_RETURN(void* table, allocate(spec.batch * pages * kIntBytes));
+    problem.args.page_table = static_cast<int32_t*>(table);
+    problem.args.page_table_stride = pages;
+  }
   TILEWRIGHT_CU_RETURN_IF_ERROR(api, cuCtxSynchronize);
   return problem;
+}
+
+// What a call of `prepared` needs besides, which must outlive it.
+absl::StatusOr<device::DeviceBuffer> AddWorkspace(const device::DriverApi& api,
+                                                  const PreparedAttention& prepared,
+                                                  AttentionArgs& args) {
+  TILEWRIGHT_ASSIGN_OR_RETURN(const size_t bytes, prepared.workspace_bytes(args));
+  if (bytes == 0) return device::DeviceBuffer();
+  TILEWRIGHT_ASSIGN_OR_RETURN(device::DeviceBuffer buffer,
+                              device::DeviceBuffer::Allocate(api, bytes));
+  args.workspace = buffer.data();
+  return buffer;
 }
 
 // TILEWRIGHT_FAMILY chooses the family under test.
@@ -164,7 +191,7 @@ bool CompilerIsMapped() {
 absl::StatusOr<Json> MeasureStart(const std::string& cache_dir, const AttentionSpec& spec) {
   TILEWRIGHT_ASSIGN_OR_RETURN(const Machine machine, OpenMachine());
   const device::DriverApi& api = machine.devices->api();
-  TILEWRIGHT_ASSIGN_OR_RETURN(const Problem problem, MakeProblem(api, spec));
+  TILEWRIGHT_ASSIGN_OR_RETURN(Problem problem, MakeProblem(api, spec));
 
   const auto start = Clock::now();
   TILEWRIGHT_ASSIGN_OR_RETURN(const std::unique_ptr<Runtime> runtime,
@@ -172,6 +199,8 @@ absl::StatusOr<Json> MeasureStart(const std::string& cache_dir, const AttentionS
   const double created = MillisecondsSince(start);
   TILEWRIGHT_ASSIGN_OR_RETURN(const PreparedAttention prepared, runtime->Prepare(spec));
   const double ready = MillisecondsSince(start);
+  TILEWRIGHT_ASSIGN_OR_RETURN(const device::DeviceBuffer workspace,
+                              AddWorkspace(api, prepared, problem.args));
   TILEWRIGHT_RETURN_IF_ERROR(runtime->Run(prepared, problem.args, nullptr));
   TILEWRIGHT_CU_RETURN_IF_ERROR(api, cuCtxSynchronize);
   const double answered = MillisecondsSince(start);
@@ -295,7 +324,7 @@ class CallRecorder {
 absl::StatusOr<Json> MeasureRun(const std::string& cache_dir, const AttentionSpec& spec) {
   TILEWRIGHT_ASSIGN_OR_RETURN(const Machine machine, OpenMachine());
   const device::DriverApi& api = machine.devices->api();
-  TILEWRIGHT_ASSIGN_OR_RETURN(const Problem problem, MakeProblem(api, spec));
+  TILEWRIGHT_ASSIGN_OR_RETURN(Problem problem, MakeProblem(api, spec));
   TILEWRIGHT_ASSIGN_OR_RETURN(const device::OwnedStream stream, device::OwnedStream::Create(api));
 
   // A runtime over a recording driver tells which calls one Run makes.
@@ -305,6 +334,8 @@ absl::StatusOr<Json> MeasureRun(const std::string& cache_dir, const AttentionSpe
   TILEWRIGHT_ASSIGN_OR_RETURN(const std::unique_ptr<Runtime> recorded,
                               RuntimeParts::CreateRuntime(OptionsFor(cache_dir), std::move(parts)));
   TILEWRIGHT_ASSIGN_OR_RETURN(const PreparedAttention to_record, recorded->Prepare(spec));
+  TILEWRIGHT_ASSIGN_OR_RETURN(const device::DeviceBuffer workspace,
+                              AddWorkspace(api, to_record, problem.args));
   recorder.Start(static_cast<size_t>(to_record.state()->kernels[0].layout.size));
   TILEWRIGHT_RETURN_IF_ERROR(recorded->Run(to_record, problem.args, stream.get()));
   recorder.Stop();

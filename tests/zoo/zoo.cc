@@ -242,6 +242,22 @@ absl::Status SetLengths(const json& entry, AttentionSpec* spec) {
   return absl::OkStatus();
 }
 
+// What serving adds; entries without it lack the fields.
+absl::Status SetCache(const json& entry, AttentionSpec* spec) {
+  spec->left_padding = entry.value("left_padding", false);
+  spec->cache_batch_idx = entry.value("cache_batch_idx", false);
+  const std::string type = entry.value("kv_dtype", "");
+  if (type.empty()) return absl::OkStatus();
+  TILEWRIGHT_ASSIGN_OR_RETURN(spec->kv_type, spec::ParseElementType(type));
+  const std::map<std::string, ScaleKind> kinds = {{"tensor", ScaleKind::kPerTensor},
+                                                  {"head", ScaleKind::kPerHead},
+                                                  {"token", ScaleKind::kPerToken}};
+  const auto kind = kinds.find(entry.value("kv_scale", ""));
+  if (kind == kinds.end()) return NoRule(entry, "kv_scale");
+  spec->kv_scale = kind->second;
+  return absl::OkStatus();
+}
+
 absl::StatusOr<ZooEntry> Convert(const json& entry) {
   ZooEntry out;
   out.name = entry["name"];
@@ -263,6 +279,7 @@ absl::StatusOr<ZooEntry> Convert(const json& entry) {
   spec.sinks = entry["sinks"];
   spec.lse = entry["training"];  // the backward needs it
   TILEWRIGHT_RETURN_IF_ERROR(SetLengths(entry, &spec));
+  TILEWRIGHT_RETURN_IF_ERROR(SetCache(entry, &spec));
   TILEWRIGHT_RETURN_IF_ERROR(SetMask(entry, &spec));
   TILEWRIGHT_RETURN_IF_ERROR(SetBias(entry, &spec));
   SetStrides(entry, &spec);

@@ -135,7 +135,7 @@ TEST(ZooTest, EveryEntryIsASpecOrSaysWhyNot) {
     const absl::Status status = spec::Validate(entry.spec);
     EXPECT_TRUE(status.ok()) << entry.name << ": " << status;
   }
-  EXPECT_EQ(names.size(), 197);
+  EXPECT_EQ(names.size(), 201);
   EXPECT_THAT(out, ::testing::ElementsAre("af2-ipa-12heads", "unimol-64heads-d8"));
 }
 
@@ -159,16 +159,19 @@ TEST(ZooTest, EveryFeatureOfTheListReachesItsSpec) {
     uses["block_mask"] += spec.block_mask_q > 0;
     uses["score_snippet"] += !spec.score_snippet.empty();
     uses["mask_snippet"] += !spec.mask_snippet.empty();
+    uses["stored_8_bit"] += spec.kv_type.has_value();
+    uses["left_padding"] += spec.left_padding;
+    uses["slots"] += spec.cache_batch_idx;
     uses["gqa"] += spec.heads_q != spec.heads_kv;
     uses["fp32"] += spec.type == ElementType::kFp32;
     uses["unequal_dims"] += spec.dim_qk != spec.dim_v;
   }
   const std::map<std::string, int> expected = {
-      {"top_left", 5},      {"window", 8},       {"softcap", 6}, {"scale", 20},
-      {"alibi", 5},         {"lse", 34},         {"bias", 42},   {"two_terms", 9},
-      {"sinks", 1},         {"varlen", 15},      {"paged", 2},   {"block_mask", 3},
-      {"score_snippet", 9}, {"mask_snippet", 9}, {"gqa", 49},    {"fp32", 14},
-      {"unequal_dims", 18},
+      {"top_left", 5},      {"window", 8},       {"softcap", 6},      {"scale", 20},
+      {"alibi", 5},         {"lse", 34},         {"bias", 42},        {"two_terms", 9},
+      {"sinks", 1},         {"varlen", 19},      {"paged", 4},        {"block_mask", 3},
+      {"score_snippet", 9}, {"mask_snippet", 9}, {"gqa", 53},         {"fp32", 14},
+      {"unequal_dims", 18}, {"stored_8_bit", 2}, {"left_padding", 1}, {"slots", 1},
   };
   EXPECT_EQ(uses, expected);
 }
