@@ -34,7 +34,8 @@
 //           tile_wanted    thread 0, when it comes to the last rows of a tile
 //           k_full[t], v_full  thread 0 and the bytes, or warps 1 and 2
 //           k_empty[t]     a computing warp each, after the last dQ of the tile
-//           v_empty        a computing warp each, after the last dP of the tile
+//           v_empty        a computing warp each, after the last dP of the tile or, where V is kept in
+//                          registers, when it has read it
 //           rows_full[s]   a loading warp each, and the bytes
 //           rows_empty[s]  a computing warp each, after dV and dK of the step
 //           ds_full[s]     a computing warp each, when it has written its dS
@@ -46,6 +47,8 @@
 //           A warp asks at the start of a step whose turn it is, and counts itself at the end of
 //           it, when its addition has been made. Blocks draw numbers, so none waits for one that
 //           has not begun.
+// Kept      Of K and V, as first factors of S and dP, a warpgroup keeps the first kKeptK and kKeptV
+//           steps of 16 columns in registers from the begin of a tile: shared memory is the limit.
 // Masks     By selection of P and dS. A NaN of a masked key stays within its tile.
 // Shared    k      [2][panel][kBlockN][64]        rows of 128 bytes, 128-byte swizzle, panels of 64
 //           v      [panel][kBlockN][64]           columns; columns beyond the dim are zeros
