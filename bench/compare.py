@@ -66,6 +66,11 @@ SAMPLED_HEADS = 4
 SAMPLED_ROWS = 64
 
 
+# The callers' own rules that rows have, by the names of their C++ texts below bench/scores: a
+# score, its batch and head, its query and key to the new score.
+SCORES = {"decay.txt": lambda score, b, h, i, j: score - (i - j) * ((h + 1) * 2.0**-10)}
+
+
 # ---- specs ---------------------------------------------------------------------------------------
 
 
@@ -103,6 +108,7 @@ class Spec:
     out: str = None  # e4m3: the type of O
     lse: bool = False
     backward: bool = False
+    score: str = None  # one of SCORES
     terms: list = dataclasses.field(default_factory=list)
 
     def effective_scale(self):
@@ -166,6 +172,8 @@ def parse_spec(text):
             spec.out = value
         elif whole in ("softcap_before_bias", "alibi", "lse"):
             setattr(spec, word, True)
+        elif word == "score" and value[:1] == "@" and value[1:] in SCORES:
+            spec.score = value[1:]
         elif word in ("bias", "mask"):
             spec.terms.append(_term(value, word))
         elif whole != "layout=bshd":
@@ -173,6 +181,11 @@ def parse_spec(text):
     if spec.heads_kv == 0 or spec.heads_q % spec.heads_kv:
         raise SpecError(f"h={spec.heads_q}/{spec.heads_kv}: not a multiple")
     return spec
+
+
+def library_text(text):
+    """With the paths of rules: the library reads files."""
+    return text.replace("score=@", f"score=@{os.path.relpath(HERE / 'scores')}/")
 
 
 def allowed_pairs(spec):
@@ -339,6 +352,8 @@ def scores_of(inputs, b, h, rows, compute):
         scores = scores + added
         if spec.softcap:
             scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    if spec.score:
+        scores = SCORES[spec.score](scores, b, h, i, j)
     diagonal = i + spec.offset()
     if spec.right() >= 0:
         keep &= j <= diagonal + spec.right()
@@ -411,7 +426,7 @@ class Tilewright:
         spec = inputs.spec
         self.library = library
         self.inputs = inputs
-        self.attention = library.prepare(text or spec.text)
+        self.attention = library.prepare(library_text(text or spec.text))
         self.out = torch.full(
             (spec.batch, spec.seqlen_q, spec.heads_q, spec.dim_v),
             math.nan,
@@ -514,8 +529,8 @@ def make_sdpa(inputs, backend):
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     spec = inputs.spec
-    if spec.softcap:
-        raise TilewrightError("scaled_dot_product_attention has no softcap")
+    if spec.softcap or spec.score:
+        raise TilewrightError("scaled_dot_product_attention has neither softcap nor rules")
     kind = {
         "cudnn": SDPBackend.CUDNN_ATTENTION,
         "flash": SDPBackend.FLASH_ATTENTION,
@@ -558,7 +573,7 @@ def make_flash_with_window(inputs):
     import torch
 
     spec = inputs.spec
-    if spec.terms or spec.alibi or spec.softcap or spec.top_left:
+    if spec.terms or spec.alibi or spec.softcap or spec.score or spec.top_left:
         raise TilewrightError("PyTorch's FlashAttention-2 has no such operation")
 
     def call():
@@ -609,6 +624,8 @@ def make_flex(inputs):
             score = score - slopes[h] * (i + offset - j).abs()
         if softcap:
             score = softcap * torch.tanh(score / softcap)
+        if spec.score:
+            score = SCORES[spec.score](score, b, h, i, j)
         return score
 
     def mask_mod(b, h, i, j):
@@ -633,7 +650,7 @@ def make_flex(inputs):
         )
     compiled = torch.compile(flex_attention, dynamic=False)
     q, k, v = (t.transpose(1, 2) for t in (inputs.q, inputs.k, inputs.v))
-    modifies = bool(additive) or spec.alibi or softcap
+    modifies = bool(additive) or spec.alibi or softcap or spec.score
 
     def call():
         out = compiled(
@@ -655,7 +672,7 @@ def make_package(name, inputs):
     import importlib
 
     spec = inputs.spec
-    if spec.terms or spec.top_left or (name != "fa2" and spec.alibi):
+    if spec.terms or spec.score or spec.top_left or (name != "fa2" and spec.alibi):
         raise TilewrightError(f"not built for {name} here")
     module = importlib.import_module(PACKAGES[name])
     if name == "xformers":

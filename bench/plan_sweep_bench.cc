@@ -13,7 +13,7 @@
 //
 // An answer is compared, element by element, with that of attn_fwd_sm80 or, where it does not
 // serve, of attn_fwd_simple; `error` is || difference || / || answer ||. Plans whose kernel spills,
-// is serialised (C75xx) or differs by more than 1e-2 are reported and not timed.
+// is serialised (C75xx) or differs by more than 1e-2 (e4m3: 4e-2) are reported and not timed.
 #include <unistd.h>
 
 #include <algorithm>
@@ -53,6 +53,7 @@
 #include "runtime/pack_sm90.h"
 #include "spec/canonical.h"
 #include "spec/validate.h"
+#include "tilewright/runtime.h"
 
 namespace tilewright::bench {
 namespace {
@@ -67,6 +68,7 @@ constexpr double kRoundMs = 50;
 constexpr size_t kFlushBytes = size_t{256} << 20;
 constexpr double kHangSeconds = 4;
 constexpr double kMaxError = 1e-2;
+constexpr double kMaxErrorOfE4m3 = 4e-2;  // weights have three bits
 constexpr size_t kPoolElements = (size_t{1} << 22) + 72;
 
 double Median(std::vector<double> values) {
@@ -119,22 +121,31 @@ class Machine {
           static_cast<uint16_t>(reference::EncodeFloat(reference::kFp16Format, value));
       machine->bf16_pool[n] =
           static_cast<uint16_t>(reference::EncodeFloat(reference::kBf16Format, value));
+      machine->e4m3_pool[n] =
+          static_cast<uint8_t>(reference::EncodeFloat(reference::kE4m3Format, value));
     }
     return machine;
   }
   const device::DriverApi& api() const { return devices->api(); }
 
-  // Random normal elements.
+  // Random normal elements of 16 bits or e4m3.
   absl::StatusOr<void*> Random(int64_t elements, ElementType type, size_t shift) {
-    std::vector<uint16_t> host(kPoolElements);
-    const std::vector<uint16_t>& pool = type == ElementType::kFp16 ? fp16_pool : bf16_pool;
+    if (type == ElementType::kFp8E4m3) return RandomFrom(e4m3_pool, elements, shift);
+    return RandomFrom(type == ElementType::kFp16 ? fp16_pool : bf16_pool, elements, shift);
+  }
+
+  template <class Bits>
+  absl::StatusOr<void*> RandomFrom(const std::vector<Bits>& pool, int64_t elements, size_t shift) {
+    constexpr int64_t kBytes = sizeof(Bits);
+    std::vector<Bits> host(kPoolElements);
     std::rotate_copy(pool.begin(), pool.begin() + static_cast<int64_t>(shift % kPoolElements),
                      pool.end(), host.begin());
     TILEWRIGHT_ASSIGN_OR_RETURN(device::DeviceBuffer buffer,
-                                device::DeviceBuffer::Allocate(api(), elements * 2));
+                                device::DeviceBuffer::Allocate(api(), elements * kBytes));
     for (int64_t at = 0; at < elements; at += kPoolElements) {
       const size_t count = std::min<int64_t>(kPoolElements, elements - at);
-      TILEWRIGHT_RETURN_IF_ERROR(buffer.CopyFromHost(host.data(), count * 2, stream.get(), at * 2));
+      TILEWRIGHT_RETURN_IF_ERROR(
+          buffer.CopyFromHost(host.data(), count * kBytes, stream.get(), at * kBytes));
     }
     TILEWRIGHT_RETURN_IF_ERROR(stream.Synchronize());
     buffers.push_back(std::move(buffer));
@@ -149,6 +160,7 @@ class Machine {
   std::vector<device::DeviceBuffer> buffers;
   std::vector<uint16_t> fp16_pool = std::vector<uint16_t>(kPoolElements);
   std::vector<uint16_t> bf16_pool = std::vector<uint16_t>(kPoolElements);
+  std::vector<uint8_t> e4m3_pool = std::vector<uint8_t>(kPoolElements);
 };
 
 absl::StatusOr<plan::KernelPlan> PlanOf(const std::string& text, const AttentionSpec& spec,
@@ -242,8 +254,9 @@ absl::StatusOr<AttentionArgs> MakeArgs(Machine& machine, const AttentionSpec& sp
   TILEWRIGHT_ASSIGN_OR_RETURN(args.q.data, machine.Random(q_rows * spec.dim_qk, spec.type, 0));
   TILEWRIGHT_ASSIGN_OR_RETURN(args.k.data, machine.Random(kv_rows * spec.dim_qk, spec.type, 991));
   TILEWRIGHT_ASSIGN_OR_RETURN(args.v.data, machine.Random(kv_rows * spec.dim_v, spec.type, 77777));
-  TILEWRIGHT_ASSIGN_OR_RETURN(args.o.data, machine.Random(q_rows * spec.dim_v, spec.type, 5));
-  TILEWRIGHT_ASSIGN_OR_RETURN(void* lse, machine.Random(2 * q_rows, spec.type, 5));
+  TILEWRIGHT_ASSIGN_OR_RETURN(args.o.data,
+                              machine.Random(q_rows * spec.dim_v, spec::OutType(spec), 5));
+  TILEWRIGHT_ASSIGN_OR_RETURN(void* lse, machine.Random(2 * q_rows, ElementType::kBf16, 5));
   args.lse = static_cast<float*>(lse);
   if (spec.alibi || spec.sinks) {
     std::vector<float> slopes(spec.heads_q);
@@ -411,8 +424,9 @@ class Sweep {
       variant.error = 0;
       return absl::OkStatus();
     }
-    variant.error = Difference(got, want, group.spec.type);
-    if (!(variant.error <= kMaxError)) {
+    variant.error = Difference(got, want, spec::OutType(group.spec));
+    const bool is_e4m3 = group.spec.type == ElementType::kFp8E4m3;
+    if (!(variant.error <= (is_e4m3 ? kMaxErrorOfE4m3 : kMaxError))) {
       return absl::InternalError(absl::StrCat("wrong: differs by ", variant.error));
     }
     return absl::OkStatus();
@@ -490,7 +504,7 @@ std::vector<Group> ReadCases(const std::string& cases, const std::string& out,
       group.variants.push_back(std::move(variant));
     };
     if (groups.empty() || groups.back().spec_text != spec_text) {
-      const auto spec = spec::ParseSpec(spec_text);
+      const auto spec = ParseSpec(spec_text);
       if (!spec.ok()) {
         std::printf("%s: %s\n", spec_text.c_str(), spec.status().ToString().c_str());
         continue;
@@ -498,8 +512,9 @@ std::vector<Group> ReadCases(const std::string& cases, const std::string& out,
       Group group;
       group.spec_text = spec_text;
       group.spec = spec::Canonicalise(*spec);
+      const ElementType type = group.spec.type;
       groups.push_back(std::move(group));
-      add("attn_fwd_sm80", "");
+      add(type == ElementType::kFp8E4m3 ? "attn_fwd_simple" : "attn_fwd_sm80", "");
     }
     add(plan_text, templates);
   }

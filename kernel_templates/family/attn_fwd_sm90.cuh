@@ -61,6 +61,7 @@
 //           128
 //                                           keys][dim_v][128]
 //           o [panel][kBlockM][64]          or over q, or over all stages of v
+//           bias [term][warp]               tiles of the first kStagedTerms bias terms
 #ifndef TILEWRIGHT_FAMILY_ATTN_FWD_SM90_CUH_
 #define TILEWRIGHT_FAMILY_ATTN_FWD_SM90_CUH_
 
@@ -73,6 +74,7 @@
 #include "core/online_softmax.cuh"
 #include "core/problem.cuh"
 #include "core/warp_reduce.cuh"
+#include "mma/bias_tile.cuh"
 #include "policy/bias_fragment.cuh"
 #include "policy/dropout.cuh"
 #include "policy/kv_rows.cuh"
@@ -116,6 +118,8 @@ inline constexpr float kLargestWeightLog2 = 8;  // of e4m3, which ends at 448
 // scores may rise later without anybody looking. Weights of about 2^-40 are exact in bf16, which
 // has fp32's exponents.
 inline constexpr float kMargin = 40;
+// Likewise of e4m3, below kLargestWeightLog2: what is given up of the range of small weights.
+inline constexpr float kMarginOfE4m3 = 2;
 // Products of 16 columns are added to a score with its last places cut off, not rounded: a score
 // that large products make early loses 0.44 of its last place for each 16 columns on average (H200;
 // an LSE of 244 at d 256: -0.40e-6, between -0.66 and -0.11), one that grows evenly half of that.
@@ -124,6 +128,11 @@ inline constexpr float kCutOffPlaces = 0.38f;
 inline constexpr float kCutOff = 0.2f * 0x1p-23f;
 // Set in a bf16 of 2 or more, of Inf and of NaN; both halves of a pair.
 inline constexpr u32 kTwoOrMore = 0x40004000u;
+// Set in an e4m3 byte of 2^kLargestWeightLog2 or more, and of NaN, when kCarry has been added.
+inline constexpr u32 kLargestOrMore = 0x80808080u, kCarry = 0x08080808u;
+// References below that are of rows whose keys a term or a rule has masked so far, by a large
+// number or by -inf, as it seems.
+inline constexpr float kLowestReference = -256;
 
 template <class Config>
 struct Shape {
@@ -149,7 +158,9 @@ struct Shape {
                       : kPanelsV;
   static constexpr int kStoredRowsV = kTransposes ? Config::kHeadDimV : Config::kBlockN;
   // Of the last panel of V in the map of its own that it has where ones are behind it; else 0.
-  static constexpr int kTailColumns = Config::kOnes ? Config::kHeadDimV % kPanelColumns : 0;
+  static constexpr bool kOnesBehindV = Config::kOnes && !kTransposes;
+  static constexpr bool kOnesApart = Config::kOnes && kTransposes;
+  static constexpr int kTailColumns = kOnesBehindV ? Config::kHeadDimV % kPanelColumns : 0;
   static constexpr int kOwnColumns =
       kSharers == 1 ? Config::kHeadDimV : kOwnPanelsV * kPanelColumns;  // of O
   static constexpr int kScores = kOwnKeys / 2;                          // a thread's
@@ -158,7 +169,7 @@ struct Shape {
   static constexpr int kOutputs = kOwnColumns / 2;
   static constexpr int kWeightWords = kScores * sizeof(Element) / 4;  // of packed weights
   static constexpr int kPanelsWeights = RoundUp(Config::kBlockN, kPanelColumns) / kPanelColumns;
-  static constexpr int kSums = kOutputs + (Config::kOnes ? kOnesColumns / 2 : 0);
+  static constexpr int kSums = kOutputs + (kOnesBehindV ? kOnesColumns / 2 : 0);
   static constexpr int kBytesQ = kPanelsQk * kBlockM * kRowBytes;
   static constexpr int kBytesK = kPanelsQk * Config::kBlockN * kRowBytes;
   static constexpr int kBytesV = kPanelsV * Config::kBlockN * kRowBytes;
@@ -224,6 +235,22 @@ struct RawValues {
 template <class Config>
 struct RawValues<Config, false> {};
 
+// And of ones, for the sums of weights of e4m3.
+template <class Config, bool kOnesApart>
+struct OnesTile {
+  u16 ones[kOnesColumns][kPanelColumns];
+};
+template <class Config>
+struct OnesTile<Config, false> {};
+
+// And of the first bias terms, a tile for each computing warp.
+template <class Config, bool kStages>
+struct StagedBias {
+  BiasTileStorage<Shape<Config>::kOwnKeys> bias[Config::kStagedTerms][Config::kConsumers * 4];
+};
+template <class Config>
+struct StagedBias<Config, false> {};
+
 // Rows of a tile for threads to copy; see CopyTile.
 struct CopyRequest {
   enum Tensor { kNone, kQ, kK, kV };
@@ -238,7 +265,9 @@ struct CopyRequest {
 
 template <class Config>
 struct alignas(1024) SharedStorage : SharedWeights<Config, (Config::kSharers > 1)>,
-                                     RawValues<Config, Shape<Config>::kTransposes> {
+                                     RawValues<Config, Shape<Config>::kTransposes>,
+                                     OnesTile<Config, Shape<Config>::kOnesApart>,
+                                     StagedBias<Config, (Config::kStagedTerms > 0)> {
   static constexpr int kSharedRows = Config::kSharers > 1 ? kWarpgroupRows : 1;
   u16 q[Shape<Config>::kPanelsQk][Shape<Config>::kBlockM][kPanelColumns];
   u16 k[Config::kStages][Shape<Config>::kPanelsQk][Config::kBlockN][kPanelColumns];
@@ -370,7 +399,11 @@ __device__ __forceinline__ void ForEachTile(const Series& series, const Params& 
     const u32 heads_q = static_cast<u32>(params.core.heads_q);
     const u32 parts = static_cast<u32>(NumParts<Config>(params));
     const u32 head = at.head / parts;
-    const Problem problem = MakeProblem<Config>(head / heads_q, head % heads_q, params);
+    // Batches that have one bias read it together.
+    const u32 batches = static_cast<u32>(params.core.batch);
+    const Problem problem = Config::kStagedTerms > 0
+                                ? MakeProblem<Config>(head % batches, head / batches, params)
+                                : MakeProblem<Config>(head / heads_q, head % heads_q, params);
     const i64 q_begin = i64{at.row_tile} * Shape<Config>::kTileRows;
     // Shorter sequences than the longest have fewer tiles.
     if (q_begin < problem.seqlen_q) {
@@ -444,11 +477,9 @@ struct Loader {
   const Params& params;
   const u32 rank;
   Ring<Config> k_ring = {0, 1};  // parities of the slots being empty: the first wait passes
-  Ring<Config> v_ring = {0, 1};
+  Ring<Config> v_ring = {0, 1};  // of V as it was loaded and as it was transposed, where it is
   u32 q_parity = 1;
   u32 o_parity = 1;
-  // Of the side that loads; those that transpose wait for raw_full first.
-  Ring<Config> raw_ring = {0, S::kTransposes&& threadIdx.x >= 32 ? 0u : 1u};
 
   __device__ __forceinline__ bool ByThreads() const {
     if constexpr (S::kTransposes) return false;
@@ -590,11 +621,11 @@ struct Loader {
   __device__ __forceinline__ void LoadV(const Problem& problem, int block) {
     if constexpr (S::kTransposes) {
       u32 missing;  // as of K
-      const int stage = raw_ring.stage;
-      Wait(shared.raw_empty[stage], raw_ring.parity);
+      const int stage = v_ring.stage;
+      Wait(shared.raw_empty[stage], v_ring.parity);
       LoadKeys<S::kPanelsV, S::kColumns>(shared.raw[stage], &params.sm90.v, &params.sm90.v,
                                          shared.raw_full[stage], problem, block, &missing);
-      raw_ring.Advance();
+      v_ring.Advance();
     } else {
       const int stage = v_ring.stage;
       Wait(shared.v_empty[stage], v_ring.parity);
@@ -676,39 +707,55 @@ struct Loader {
 
   // A block of V, by warps 1 to 3: pieces of 32 keys and 16 columns, a lane having of columns 2n
   // and 2n + 1 the keys that come together. All keys of a piece's columns are under way at a time.
+  // Eight lanes store to eight places under the swizzle: even columns before odd ones, or the other
+  // way round. One warp's own chain of instructions is what a block takes: addresses are few, and
+  // differ by what the instructions add.
   __device__ __forceinline__ void TransposeValues() {
-    constexpr int kPieces = Config::kBlockN / 32, kPieceColumns = 16;
-    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-    Wait(shared.raw_full[raw_ring.stage], raw_ring.parity);
+    constexpr int kPieces = Config::kBlockN / 32, kPieceColumns = 16, kChunkBytes = 16;
+    constexpr int kTogether = Config::kLoaderRegisters < 40 ? 1 : kPieces;
+    // Nothing of it is to be kept in registers from block to block.
+    const int thread = static_cast<int>(ptx::Opaque(threadIdx.x));
+    const int lane = thread % 32, warp = thread / 32;
+    const u32 first = lane < 16 ? 0x6420 : 0x7531, second = first ^ 0x1111;
+    const int lane_column = lane % 8 * 2 + (lane / 8 % 2 ^ lane % 8 / 4);
+    const u32 from = ptx::SharedAddress(&shared.raw[v_ring.stage][0][lane]) +
+                     static_cast<u32>(lane % 8 * kChunkBytes);
+    const u32 to = ptx::SharedAddress(&shared.v[v_ring.stage][0][lane_column]) +
+                   static_cast<u32>((lane / 16 ^ lane_column % 8) * kChunkBytes);
+    // Both rings have as many places; one is full when the other may be filled.
+    Wait(shared.raw_full[v_ring.stage], v_ring.parity ^ 1);
     Wait(shared.v_empty[v_ring.stage], v_ring.parity);
 #pragma unroll 1
-    for (int chunk = warp - 1; chunk < Config::kHeadDimV / kPieceColumns;
+    for (u32 chunk = warp - 1; chunk < Config::kHeadDimV / kPieceColumns;
          chunk += kTransposingWarps) {
-      u32 pairs[kPieces][4];
+      const u32 source =
+          (from ^ chunk % 8 * kChunkBytes) + chunk / 8 * static_cast<u32>(sizeof(shared.raw[0][0]));
+      const u32 row = to + chunk * (kPieceColumns * kRowBytes);
 #pragma unroll
-      for (int n = 0; n < kPieces; ++n) {
-        const u16* const row = shared.raw[raw_ring.stage][chunk / 8][n * 32 + lane];
-        ptx::ldmatrix_x4_trans(pairs[n], ptx::SharedAddress(&row[(chunk % 8 ^ lane % 8) * 8]));
-      }
-      const int column = chunk * kPieceColumns + lane % 8 * 2 + lane / 8 % 2;
+      for (int begin = 0; begin < kPieces; begin += kTogether) {
+        u32 pairs[kTogether][4];
 #pragma unroll
-      for (int n = 0; n < kPieces; ++n) {
-        const int place = n * 2 + lane / 16;  // in chunks of 16 keys
-        u16* const row = shared.v[v_ring.stage][n / 4][column];
-        ptx::stmatrix_x4(ptx::SharedAddress(&row[(place % 8 ^ column % 8) * 8]),
-                         __byte_perm(pairs[n][0], pairs[n][1], 0x6420),
-                         __byte_perm(pairs[n][0], pairs[n][1], 0x7531),
-                         __byte_perm(pairs[n][2], pairs[n][3], 0x6420),
-                         __byte_perm(pairs[n][2], pairs[n][3], 0x7531));
+        for (int n = 0; n < kTogether && begin + n < kPieces; ++n) {
+          ptx::ldmatrix_x4_trans(pairs[n], source + (begin + n) * 32 * kRowBytes);
+        }
+#pragma unroll
+        for (int n = 0; n < kTogether && begin + n < kPieces; ++n) {
+          const int piece = begin + n;
+          const u32 panel = piece / 4 * static_cast<u32>(sizeof(shared.v[0][0]));
+          ptx::stmatrix_x4((row ^ piece % 4 * 2 * kChunkBytes) + panel,
+                           __byte_perm(pairs[n][0], pairs[n][1], first),
+                           __byte_perm(pairs[n][0], pairs[n][1], second),
+                           __byte_perm(pairs[n][2], pairs[n][3], first),
+                           __byte_perm(pairs[n][2], pairs[n][3], second));
+        }
       }
     }
     ptx::fence_proxy_async_shared();
     __syncwarp();
     if (lane == 0) {
-      ptx::mbarrier_arrive(ptx::SharedAddress(&shared.raw_empty[raw_ring.stage]));
+      ptx::mbarrier_arrive(ptx::SharedAddress(&shared.raw_empty[v_ring.stage]));
       ptx::mbarrier_arrive(ptx::SharedAddress(&shared.v_full[v_ring.stage]));
     }
-    raw_ring.Advance();
     v_ring.Advance();
   }
 
@@ -767,9 +814,12 @@ struct Consumer {
   static constexpr bool kDrops = !Config::Dropout::kIdentity;
   static constexpr bool kHasScales = !kIsSame<typename Config::ScaleOfQ, ScaleNone> ||
                                      !kIsSame<typename Config::ScaleOfKv, ScaleNone>;
+  static constexpr bool kStagesBias = Config::kStagedTerms > 0;
+  static constexpr bool kStagesSecondBias = Config::kStagedTerms > 1;
   // Weights are summed up as they are, and as they are multiplied.
-  static constexpr bool kSums = kNeedsLse || S::kTransposes;
+  static constexpr bool kSums = kNeedsLse || (S::kTransposes && !Config::kOnes);
   static constexpr bool kSumsRounded = !Config::kOnes && !S::kTransposes;
+  static constexpr bool kOnesApart = S::kOnesApart;
 
   SharedStorage<Config>& shared;
   const Params& params;
@@ -792,13 +842,14 @@ struct Consumer {
   float o[S::kSums];
   u32 p[S::kWeightWords];
   // Of the block at hand, or of the next one.
-  typename Bias::template Fragment<S::kOwnKeys> bias;
-  typename SecondBias::template Fragment<S::kOwnKeys> second_bias;
+  typename BiasOf<Bias, S::kOwnKeys, kStagesBias>::Type bias;
+  typename BiasOf<SecondBias, S::kOwnKeys, kStagesSecondBias>::Type second_bias;
   u32 kept[2];         // with kDrops: bits 2j and 2j + 1 of the weights at columns 8j
   float reference[2];  // log2
   // Sums of weights, of this thread's columns only, until the end.
   float sum[2];      // unused without an LSE
-  float rounded[2];  // as multiplied: those that O has; unused with kOnes
+  float rounded[2];  // as multiplied: those that O has; unused with ones behind V
+  float block_sums[kOnesApart ? kOnesColumns / 2 : 1];  // with kOnesApart, of whole rows
 
   __device__ __forceinline__ Consumer(SharedStorage<Config>& shared, const Params& params)
       : shared(shared),
@@ -925,20 +976,62 @@ struct Consumer {
     } else {
       Config::Wgmma::Values(o, p, v_tile);
     }
+    if constexpr (kOnesApart) {
+      const u32 ones = ptx::SharedAddress(&shared.ones);
+      Config::Wgmma::Sums(block_sums, p, ptx::SwizzledDescriptor(ones, 16));
+    }
     ptx::wgmma_commit_group();
+  }
+
+  // Until all products have been made.
+  __device__ __forceinline__ void WaitForValues() {
+    ptx::wgmma_wait_group<0>();
+    ptx::AccumulatorsReady(o);
+    if constexpr (kOnesApart) {
+      ptx::AccumulatorsReady(block_sums);
+      rounded[0] += block_sums[0];
+      rounded[1] += block_sums[2];
+    }
   }
 
   // The bias terms of a block's scores, if the chain begins with some.
   __device__ __forceinline__ void FindBias(const Problem& problem, i64 q_begin) {
     const i64 last = problem.seqlen_q - 1;
     const i64 rows[2] = {Min(q_begin + Row(0), last), Min(q_begin + Row(1), last)};
-    if constexpr (Bias::kExists) bias.SetRows(problem, rows, params);
-    if constexpr (SecondBias::kExists) second_bias.SetRows(problem, rows, params);
+    if constexpr (Bias::kExists && !kStagesBias) bias.SetRows(problem, rows, params);
+    if constexpr (SecondBias::kExists && !kStagesSecondBias) {
+      second_bias.SetRows(problem, rows, params);
+    }
+    const int warp = warpgroup * 4 + thread / 32;
+    const i64 first = q_begin + rows_of * kWarpgroupRows + thread / 32 * kBiasTileRows;
+    if constexpr (kStagesBias) bias.SetRows(problem, first, params, shared.bias[0][warp]);
+    if constexpr (kStagesSecondBias) {
+      second_bias.SetRows(problem, first, params, shared.bias[1][warp]);
+    }
   }
+  // Terms by pairs: those of the next scores.
   __device__ __forceinline__ void LoadBias(const Problem& problem, int block) {
     const i64 first_key = i64{block} * Config::kBlockN + share * S::kOwnKeys + lane() % 4 * 2;
-    if constexpr (Bias::kExists) bias.Load(first_key, problem.seqlen_kv);
-    if constexpr (SecondBias::kExists) second_bias.Load(first_key, problem.seqlen_kv);
+    if constexpr (Bias::kExists && !kStagesBias) bias.Load(first_key, problem.seqlen_kv);
+    if constexpr (SecondBias::kExists && !kStagesSecondBias) {
+      second_bias.Load(first_key, problem.seqlen_kv);
+    }
+  }
+  // Terms by tiles, likewise.
+  __device__ __forceinline__ void CopyBias(const Problem& problem, int block) const {
+    if constexpr (kStagesBias) {
+      const i64 first_key = i64{block} * Config::kBlockN + share * S::kOwnKeys;
+      bias.Copy(first_key, problem.seqlen_kv);
+      if constexpr (kStagesSecondBias) second_bias.Copy(first_key, problem.seqlen_kv);
+      ptx::cp_async_commit_group();
+    }
+  }
+  // Until those that have been asked for are there.
+  __device__ __forceinline__ void WaitForBias() const {
+    if constexpr (kStagesBias) {
+      ptx::cp_async_wait_group<0>();
+      __syncwarp();
+    }
   }
 
   // Draws what dropout keeps of this thread's weights, while products run. Random words come for
@@ -1022,8 +1115,9 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if constexpr (kSumsRounded) multiplied[r] = SumOfRow(rounded[r]);
+      if constexpr (kOnesApart) multiplied[r] = rounded[r];
       if constexpr (kSums) total[r] = SumOfRow(sum[r]);
-      if constexpr (S::kTransposes) multiplied[r] = total[r];
+      if constexpr (S::kTransposes && !Config::kOnes) multiplied[r] = total[r];
     }
     if constexpr (kShares) {
       if (lane() % 4 == 0) {
@@ -1055,10 +1149,13 @@ struct Consumer {
     if constexpr (kPointwise) {
       Config::Score::ApplyToAll(s, Scale(params) * scale_of_scores, params);
     } else if constexpr (Bias::kExists) {
+      const float scale = Scale(params) * scale_of_scores;
+      if constexpr (kStagesBias) bias.Add(s, scale);
+      if constexpr (kStagesSecondBias) second_bias.Add(s, 1.f);
 #pragma unroll
       for (int n = 0; n < S::kScores; ++n) {
-        s[n] = fmaf(s[n], Scale(params) * scale_of_scores, bias.At(n));
-        if constexpr (SecondBias::kExists) s[n] += second_bias.At(n);
+        if constexpr (!kStagesBias) s[n] = fmaf(s[n], scale, bias.At(n));
+        if constexpr (SecondBias::kExists && !kStagesSecondBias) s[n] += second_bias.At(n);
       }
     } else if constexpr (!kPlainScores) {
 #pragma unroll
@@ -1115,11 +1212,13 @@ struct Consumer {
     }
   }
 
-  // Scores to weights, the references following the maxima. Returns whether O has to be multiplied
-  // by `factor`, the same in all lanes. kFirst: there is nothing before.
+  // Has the references follow the maxima. Returns whether O has to be multiplied by `factor`, the
+  // same in all lanes. kFirst: there is nothing before.
   template <bool kFirst, bool kOptimistic>
-  __device__ __forceinline__ bool ExactSoftmax(float (&s)[S::kScores], float (&factor)[2]) {
-    constexpr float kAbove = S::kTransposes ? -kLargestWeightLog2 : kOptimistic ? kMargin : 0;
+  __device__ __forceinline__ bool MoveReferences(const float (&s)[S::kScores], float (&factor)[2]) {
+    constexpr float kAbove = S::kTransposes ? (kOptimistic ? kMarginOfE4m3 : 0) - kLargestWeightLog2
+                             : kOptimistic  ? kMargin
+                                            : 0;
     constexpr float kSlack = S::kTransposes ? kLargestWeightLog2 : kOptimistic ? 0 : kLazyLog2;
     float highest[2];
     bool moves = kFirst;
@@ -1155,24 +1254,42 @@ struct Consumer {
         }
       }
     }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      // While every score of a row is -inf its reference is too; exp2(-inf - 0) is the 0 we want.
-      Weights(s, r, reference[r] == -Infinity() ? 0.f : reference[r]);
-    }
     return !kFirst && moves;
   }
 
-  __device__ __forceinline__ void Weights(float (&s)[S::kScores], int r, float subtract) {
+  // Scores to weights. kMayLack: some row may have no reference yet.
+  template <bool kMayLack>
+  __device__ __forceinline__ void MakeWeights(float (&s)[S::kScores]) {
 #pragma unroll
-    for (int n = 0; n < S::kScores / 4; ++n) {
+    for (int r = 0; r < 2; ++r) {
+      // While every score of a row is -inf its reference is too; exp2(-inf - 0) is the 0 we want.
+      const float subtract = kMayLack && reference[r] == -Infinity() ? 0.f : reference[r];
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        float& weight = s[4 * n + 2 * r + c];
-        weight = ptx::ex2_approx_ftz(fmaf(weight, to_log2, -subtract));
-        if constexpr (kSums) sum[r] += weight;
+      for (int n = 0; n < S::kScores / 4; ++n) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          float& weight = s[4 * n + 2 * r + c];
+          weight = ptx::ex2_approx_ftz(fmaf(weight, to_log2, -subtract));
+          if constexpr (kSums) sum[r] += weight;
+        }
       }
     }
+  }
+  template <bool kFirst, bool kOptimistic>
+  __device__ __forceinline__ bool ExactSoftmax(float (&s)[S::kScores], float (&factor)[2]) {
+    const bool moves = MoveReferences<kFirst, kOptimistic>(s, factor);
+    MakeWeights<true>(s);
+    return moves;
+  }
+  // Without looking at maxima, unless scores may have hidden all keys of a row so far.
+  __device__ __forceinline__ bool OptimisticSoftmax(float (&s)[S::kScores], float (&factor)[2]) {
+    bool moves = false;
+    if constexpr (Config::kScoresMayHide) {
+      const bool lacks = fminf(reference[0], reference[1]) < kLowestReference;
+      if (__any_sync(kAllLanes, lacks)) moves = MoveReferences<false, true>(s, factor);
+    }
+    MakeWeights<Config::kScoresMayHide>(s);
+    return moves;
   }
 
   __device__ __forceinline__ void ScaleOutput(const float (&factor)[2]) {
@@ -1204,8 +1321,9 @@ struct Consumer {
   __device__ __forceinline__ void Rereference(float (&s)[S::kScores]) {
     u32 bits = 0;
 #pragma unroll
-    for (int n = 0; n < S::kScores / 2; ++n) bits |= p[n];
-    if (!__any_sync(kAllLanes, (bits & kTwoOrMore) != 0)) return;
+    for (int n = 0; n < S::kWeightWords; ++n) bits |= S::kTransposes ? p[n] + kCarry : p[n];
+    constexpr u32 kRisen = S::kTransposes ? kLargestOrMore : kTwoOrMore;
+    if (!__any_sync(kAllLanes, (bits & kRisen) != 0)) return;
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -1217,7 +1335,8 @@ struct Consumer {
       largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, 2));
       const int exponent = static_cast<int>(BitsOfFloat(largest) >> 23) - 127;
-      const int rise = max(0, exponent + 1 + static_cast<int>(kMargin));
+      constexpr float kBelow = S::kTransposes ? kMarginOfE4m3 - kLargestWeightLog2 : kMargin;
+      const int rise = max(0, exponent + 1 + static_cast<int>(kBelow));
       // In two steps: 2^-rise may be too small for fp32, and then is 0, which is near enough for
       // what was added before, but not for the weights that rose.
       const float first = FloatOfBits(static_cast<u32>(127 - rise / 2) << 23);
@@ -1228,6 +1347,8 @@ struct Consumer {
         s[4 * n + 2 * r + 1] = s[4 * n + 2 * r + 1] * first * second;
       }
       factor[r] = first * second;
+      // An e4m3 weight says nothing of an overflow; what O is divided by has to.
+      if (S::kTransposes && !(largest < Infinity())) factor[r] = Infinity() * 0.f;
       reference[r] += static_cast<float>(rise);
       sum[r] = sum[r] * first * second;  // these weights are in it
     }
@@ -1284,37 +1405,39 @@ struct Consumer {
       SumIssued();
     }
     DrawKept(problem, q_begin, block);
-    if constexpr (kFirst || !kLoadsAhead) LoadBias(problem, block);
+    if constexpr (kFirst || !kLoadsAhead) {
+      LoadBias(problem, block);
+      CopyBias(problem, block);
+    }
     ptx::wgmma_wait_group<kFirst ? 0 : 1>();
     ptx::AccumulatorsReady(s);
     const u32 missing = MissingPieces();
     Release(shared.k_empty[k_ring.stage]);
     k_ring.Advance();
+    WaitForBias();
     ApplyPolicies<kMasked>(s, problem, q_begin, block);
     MaskMissing(s, missing);
     // There are no keys below 0, and nobody will use those of block 0 once more.
-    if constexpr (kLoadsAhead) LoadBias(problem, max(block - 1, 0));
+    if constexpr (kLoadsAhead) {
+      LoadBias(problem, max(block - 1, 0));
+      CopyBias(problem, max(block - 1, 0));
+    }
     constexpr bool kExact = !Config::kOptimistic || kMasked || kFirst;
     float factor[2] = {1, 1};
     bool rescale = false;
     if constexpr (kExact) {
       rescale = ExactSoftmax<kFirst, Config::kOptimistic>(s, factor);
     } else {
-      Weights(s, 0, reference[0]);
-      Weights(s, 1, reference[1]);
+      rescale = OptimisticSoftmax(s, factor);
     }
     if constexpr (!kFirst) {
-      ptx::wgmma_wait_group<0>();
-      ptx::AccumulatorsReady(o);
+      WaitForValues();
       Release(shared.v_empty[v_ring.stage]);
       v_ring.Advance();
     }
     PackWeights(s);
-    if constexpr (!kExact) {
-      Rereference(s);
-    } else if (rescale) {
-      ScaleOutput(factor);
-    }
+    if (rescale) ScaleOutput(factor);
+    if constexpr (!kExact) Rereference(s);
     DropWeights();
     ShareWeights();
   }
@@ -1324,8 +1447,7 @@ struct Consumer {
     Wait(shared.v_full[v_ring.stage], v_ring.parity);
     IssueValues();
     SumIssued();
-    ptx::wgmma_wait_group<0>();
-    ptx::AccumulatorsReady(o);
+    WaitForValues();
     Release(shared.v_empty[v_ring.stage]);
     v_ring.Advance();
   }
@@ -1407,6 +1529,7 @@ struct Consumer {
     }
     if constexpr (!kOverQ && kReadsQ) ReleaseHere(shared.q_empty);
     LastValues();
+    WaitForBias();
     if constexpr (Config::Mask::kCutsLeft) {
 #pragma unroll 1
       for (; block >= walk.begin; block = walk.Below(block)) PassBlock();
@@ -1450,10 +1573,12 @@ struct Consumer {
       IssueScores(s);
       DrawKept(problem, q_begin, block);
       LoadBias(problem, block);
+      CopyBias(problem, block);
       ptx::wgmma_wait_group<0>();
       ptx::AccumulatorsReady(s);
       Release(shared.k_empty[k_ring.stage]);
       k_ring.Advance();
+      WaitForBias();
       ApplyPolicies<true>(s, problem, q_begin, block);
       MaskMissing(s, missing);
       float factor[2] = {1, 1};
@@ -1465,8 +1590,7 @@ struct Consumer {
       if (kHidesValues<Config> && exactly) ZeroUnseenValues(problem, q_begin, block);
       IssueValues();
       SumIssued();
-      ptx::wgmma_wait_group<0>();
-      ptx::AccumulatorsReady(o);
+      WaitForValues();
       Release(shared.v_empty[v_ring.stage]);
       v_ring.Advance();
     }
@@ -1494,7 +1618,7 @@ struct Consumer {
       return shared.o.rows;
     } else if constexpr (Config::kOverV) {
       static_assert(sizeof(OutputTile<Config, true>) <= Config::kStages * sizeof(shared.v[0]) &&
-                        !Config::kOnes,
+                        !S::kOnesBehindV,
                     "O is larger than the stages of V");
       return reinterpret_cast<u16(*)[S::kBlockM][kPanelColumns]>(&shared.v);
     } else {
@@ -1522,7 +1646,7 @@ struct Consumer {
     RowEnds ends;
     ends.suspicious = false;
     float sums[2], totals[2];
-    if constexpr (Config::kOnes) {
+    if constexpr (S::kOnesBehindV) {
       sums[0] = o[S::kOutputs];
       sums[1] = o[S::kOutputs + 2];
     }
@@ -1595,7 +1719,10 @@ struct Consumer {
       }
     }
     const float(&o_scale)[2] = ends.o_scale;
-    const int row = rows_of * kWarpgroupRows + thread / 32 * 16 + lane() % 16;
+    // Addresses are not to be kept in registers from tile to tile, where O and scores need them.
+    int lane = this->lane();
+    if constexpr (S::kTransposes || kStagesBias) lane = static_cast<int>(ptx::Opaque(lane));
+    const int row = rows_of * kWarpgroupRows + thread / 32 * 16 + lane % 16;
     constexpr int kChunks = S::kOwnColumns / 8;
     auto* panels = OutputPanels() + share * S::kOwnPanelsO;
 #pragma unroll
@@ -1609,7 +1736,7 @@ struct Consumer {
                                            typename Config::OutElement{})
                       : 0;
       }
-      const int my_chunk = chunk + lane() / 16;
+      const int my_chunk = chunk + lane / 16;
       u16* address = &panels[chunk / 8][row][(my_chunk % 8 ^ row % 8) * 8];
       if (chunk + 1 < kChunks) {
         ptx::stmatrix_x4(ptx::SharedAddress(address), pair[0], pair[1], pair[2], pair[3]);
@@ -1765,13 +1892,19 @@ __device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared) 
     shared.redo_begin = 0x7fffffff;
     shared.redo_end = 0;
   }
-  if constexpr (Config::kOnes) {
-    typename Config::Element one;
-    FromFloat(1.f, &one);
+  typename Config::Element one;
+  FromFloat(1.f, &one);
+  if constexpr (Shape<Config>::kOnesBehindV) {
     constexpr int kElements = Config::kBlockN * kOnesColumns;
     for (int n = threadIdx.x; n < Config::kStages * kElements; n += Shape<Config>::kThreads) {
       const int column = Config::kHeadDimV + n % kOnesColumns;
       *ValueAt(shared, n / kElements, n % kElements / kOnesColumns, column) = one.bits;
+    }
+    ptx::fence_proxy_async_shared();
+  }
+  if constexpr (Shape<Config>::kOnesApart) {
+    for (int n = threadIdx.x; n < kOnesColumns * kPanelColumns; n += Shape<Config>::kThreads) {
+      shared.ones[n / kPanelColumns][n % kPanelColumns] = static_cast<u16>(one.bits * 0x101);
     }
     ptx::fence_proxy_async_shared();
   }
@@ -1789,9 +1922,9 @@ __device__ __forceinline__ void Run(const Params& params) {
                 "pages are whole atoms of the swizzle, and blocks whole pages or parts of one");
   static_assert(
       !Shape<Config>::kTransposes ||
-          (!Config::kOptimistic && !Config::kOnes && Config::kCluster == 1 &&
-           Config::kSharers == 1 && Config::Dropout::kIdentity && Config::kBlockN % 32 == 0 &&
-           Config::kHeadDimV % 16 == 0 && Config::kHeadDimQk % 16 == 0),
+          (Config::kOptimistic == Config::kOnes && Config::kCluster == 1 && Config::kSharers == 1 &&
+           Config::Dropout::kIdentity && Config::kBlockN % 32 == 0 && Config::kHeadDimV % 16 == 0 &&
+           Config::kHeadDimQk % 16 == 0),
       "what e4m3 has been written for");
   static_assert(Config::Dropout::kIdentity || !Config::kOnes,
                 "rows are divided by the sums of all weights");
@@ -1801,7 +1934,8 @@ __device__ __forceinline__ void Run(const Params& params) {
       "all warpgroups share rows or none; what they exchange are exact maxima");
   static_assert(Shape<Config>::kOwnKeys % 16 == 0 && Config::kHeadDimQk % 8 == 0 &&
                 Config::kHeadDimV % 8 == 0);
-  static_assert(!Config::kOptimistic || (kIsSame<typename Config::Element, Bf16>),
+  static_assert(!Config::kOptimistic || Shape<Config>::kTransposes ||
+                    (kIsSame<typename Config::Element, Bf16>),
                 "the margin needs the exponents of bf16");
   extern __shared__ __align__(1024) u8 shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);

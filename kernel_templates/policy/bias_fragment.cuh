@@ -32,6 +32,7 @@ requires(sizeof(Element_) == 2 ||
          sizeof(Element_) ==
              4) struct FirstBias<ScoreChain<ScoreBias<kTerm, Element_>, Scores...>> {
   static constexpr bool kExists = true;
+  static constexpr int kIndex = kTerm;
   using Element = Element_;
   using Rest = ScoreChain<Scores...>;
 

@@ -96,6 +96,7 @@ std::string PlanName(const KernelPlan& plan) {
     case Family::kFwdSm90:
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "s", plan.stages, "x", plan.cluster,
                           plan.blocks > 1 ? absl::StrCat("b", plan.blocks) : "",
+                          plan.staged_terms != 0 ? absl::StrCat("st", plan.staged_terms) : "",
                           plan.optimistic ? "opt" : "", plan.ones ? "ones" : "",
                           plan.ping_pong ? "pp" : "", plan.q_in_registers ? "q" : "",
                           plan.own_o ? "o" : "", plan.over_v ? "v" : "",
@@ -401,7 +402,7 @@ RegisterSplit RegistersOf(const AttentionSpec& spec, const KernelPlan& plan) {
   constexpr int kRegisters = 65536, kStep = 8;
   // Looks pages up, or transposes four pieces at a time.
   const bool transposes = spec.type == ElementType::kFp8E4m3;
-  if (spec.page_size != 0 || (transposes && plan.block_n >= 128)) return {56, 224};
+  if (spec.page_size != 0 || (transposes && plan.consumers == 2)) return {56, 224};
   const int blocks = std::max(plan.blocks, 1);
   if (plan.consumers == 1 && blocks == 1) return {0, 0};
   const int launched = kRegisters / (plan.threads() * blocks) / kStep * kStep;
@@ -462,6 +463,8 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
           .Int("kConsumers", plan.consumers)
           .Int("kSharers", plan.column_warps)
           .Int("kCluster", plan.cluster)
+          .Int("kStagedTerms", plan.staged_terms)
+          .Bool("kScoresMayHide", !spec.bias.empty() || !spec.score_snippet.empty())
           .Bool("kOptimistic", plan.optimistic)
           .Bool("kOnes", plan.ones)
           .Bool("kPingPong", plan.ping_pong)

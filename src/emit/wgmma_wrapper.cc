@@ -184,28 +184,42 @@ std::vector<Product> ForwardProducts(const AttentionSpec& spec, const plan::Kern
   const int sharers = plan.column_warps;
   const Factor type = FactorOf(spec.type);
   // Eight columns of ones behind V. Warpgroups that share rows have whole panels each.
+  const bool ones_behind_v = plan.ones && type.bytes == 2;
   const int v_columns =
-      sharers == 1 ? static_cast<int>(spec.dim_v) + (plan.ones ? 8 : 0)
+      sharers == 1 ? static_cast<int>(spec.dim_v) + (ones_behind_v ? 8 : 0)
                    : static_cast<int>(plan::CeilDiv(spec.dim_v, int64_t{sharers} * kPanelColumns)) *
                          kPanelColumns;
-  return {{.name = "Scores",
-           .comment = "d = q k^T",
-           .n = plan.block_n / sharers,
-           .steps = StepsOf(spec.dim_qk, type),
-           .a = plan.q_in_registers ? Operand{"q", Operand::kRegisters}
-                                    : Operand{"q", Operand::kAlongColumns, plan.block_m},
-           .b = {"k", Operand::kAlongColumns, plan.block_n},
-           .sum = Product::kReplaces},
-          {.name = "Values",
-           .comment = "d += p v",
-           .n = v_columns,
-           .steps = StepsOf(plan.block_n, type),
-           .a = sharers == 1 ? Operand{"p", Operand::kRegisters}
-                             : Operand{"p", Operand::kAlongColumns, plan.block_m},
-           // Of 8 bits V has been transposed.
-           .b = type.bytes == 1 ? Operand{"v", Operand::kAlongColumns, spec.dim_v}
-                                : Operand{"v", Operand::kAlongRows, plan.block_n},
-           .sum = Product::kAdds}};
+  std::vector<Product> products = {
+      {.name = "Scores",
+       .comment = "d = q k^T",
+       .n = plan.block_n / sharers,
+       .steps = StepsOf(spec.dim_qk, type),
+       .a = plan.q_in_registers ? Operand{"q", Operand::kRegisters}
+                                : Operand{"q", Operand::kAlongColumns, plan.block_m},
+       .b = {"k", Operand::kAlongColumns, plan.block_n},
+       .sum = Product::kReplaces},
+      {.name = "Values",
+       .comment = "d += p v",
+       .n = v_columns,
+       .steps = StepsOf(plan.block_n, type),
+       .a = sharers == 1 ? Operand{"p", Operand::kRegisters}
+                         : Operand{"p", Operand::kAlongColumns, plan.block_m},
+       // Of 8 bits V has been transposed.
+       .b = type.bytes == 1 ? Operand{"v", Operand::kAlongColumns, spec.dim_v}
+                            : Operand{"v", Operand::kAlongRows, plan.block_n},
+       .sum = Product::kAdds}};
+  if (plan.ones && !ones_behind_v) {
+    // Sums of e4m3 are made anew for each block: long ones would lose places, for products of this
+    // type are added up with some 14 bits.
+    products.push_back({.name = "Sums",
+                        .comment = "d = p ones",
+                        .n = 8,
+                        .steps = StepsOf(plan.block_n, type),
+                        .a = {"p", Operand::kRegisters},
+                        .b = {"ones", Operand::kAlongColumns},
+                        .sum = Product::kReplaces});
+  }
+  return products;
 }
 
 // Of attn_decode_sm90 where warpgroups share O's columns; three parts of K.

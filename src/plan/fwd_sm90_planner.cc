@@ -31,7 +31,7 @@ constexpr int kOnesColumns = 8;  // behind V
 constexpr int kSharedAlignment = 1024;
 constexpr int64_t kFewKeys = 256;
 
-// Scores that a finite input makes -inf would send every tile through the exact redo.
+// Whether no term or rule of the caller's makes scores -inf.
 bool ScoresAreFinite(const AttentionSpec& spec) {
   return spec.bias.empty() && spec.score_snippet.empty() && spec.mask_snippet.empty() &&
          spec.block_mask_q == 0;
@@ -76,11 +76,21 @@ bool HasBiasFragments(const AttentionSpec& spec) {
          spec.score_snippet.empty() && spec.mask_snippet.empty() && spec.block_mask_q == 0;
 }
 
-// Registers of a thread for the terms' elements of a block.
-int64_t BiasRegisters(const AttentionSpec& spec, int64_t block_n) {
+// The first of these, as far as they have 16 bits and differ from row to row: they pass through
+// shared memory (mma/bias_tile.cuh), for which threads of three blocks have no registers.
+int StagedTerms(const AttentionSpec& spec, int blocks) {
+  if (!HasBiasFragments(spec) || blocks > 1) return 0;
+  const auto end = std::find_if_not(spec.bias.begin(), spec.bias.end(), [](const BiasTerm& term) {
+    return spec::ElementBytes(term.type) == 2 && term.seqlen_q > 1 && term.seqlen_kv > 1;
+  });
+  return static_cast<int>(end - spec.bias.begin());
+}
+
+// Registers of a thread for the other terms' elements of a block.
+int64_t BiasRegisters(const AttentionSpec& spec, int64_t block_n, int blocks) {
   int64_t registers = 0;
-  for (const BiasTerm& term : spec.bias)
-    registers += block_n / 2 * spec::ElementBytes(term.type) / 4;
+  for (size_t n = StagedTerms(spec, blocks); n < spec.bias.size(); ++n)
+    registers += block_n / 2 * spec::ElementBytes(spec.bias[n].type) / 4;
   return registers;
 }
 
@@ -177,12 +187,20 @@ bool HasSoftcapAlone(const AttentionSpec& spec) {
   return spec.softcap != 0 && !HasPolicies(without);
 }
 
+// Whether what hides a key is an interval or its own score, which is -inf or a large number then.
+// Such rows are seen to have no reference yet; rules that hide single keys are looked at in every
+// block.
+bool MasksByIntervalsOrScores(const AttentionSpec& spec) {
+  return spec.mask_snippet.empty() && spec.block_mask_q == 0 &&
+         (spec.bias.empty() || HasBiasAlone(spec));
+}
+
 // Registers that a consumer's scores, packed weights and output sums may take, found by compiling:
 // ptxas 13.0 spills or serialises beyond.
 int64_t MaxTileRegisters(const AttentionSpec& spec, int consumers, int block_n, int blocks) {
   const bool wide = spec.dim_v > 256;  // O takes two products a step
   const int64_t policies = HasBiasAlone(spec)
-                               ? BiasRegisters(spec, block_n) + (consumers == 1 ? 16 : 24)
+                               ? BiasRegisters(spec, block_n, blocks) + (consumers == 1 ? 16 : 24)
                            : HasPolicies(spec) && (block_n > 32 || wide) ? (block_n > 96 ? 72 : 64)
                                                                          : 0;
   // Sums of an LSE beside the bounds of a mask.
@@ -251,12 +269,15 @@ constexpr Tile kUneven112[] = {{2, 128}, {2, 144}, {2, 112}, {3, 80}, {2, 64}, {
 constexpr Tile kElementRules[] = {{2, 64}, {2, 48}, {2, 32}, {2, 16}};
 constexpr Tile kBias64[] = {{3, 64, 1, 3}, {2, 64}, {2, 32}};
 constexpr Tile kShortBias64[] = {{1, 64, 3}, {3, 64, 1, 3}, {2, 64}, {2, 32}};
-constexpr Tile kBias128[] = {{2, 64, 1, 3}, {2, 96}, {2, 64}, {2, 32}};
+constexpr Tile kBias128[] = {{2, 128}, {2, 64, 1, 3}, {2, 96}, {2, 64}, {2, 32}};
+constexpr Tile kPairsOfBias128[] = {{2, 64, 1, 3}, {2, 96}, {2, 64}, {2, 32}};
 constexpr Tile kWindow[] = {{2, 64, 1, 3}, {2, 96}, {2, 64}, {2, 128}, {2, 32}};
 constexpr Tile k192[] = {{2, 64, 1, 3}, {2, 80}, {2, 96}, {2, 112}, {2, 128}, {2, 64}, {2, 32}};
 constexpr Tile kWideV192[] = {{2, 80}, {2, 96}, {2, 112}, {2, 64}, {2, 32}};
 constexpr Tile k256[] = {{2, 64}, {2, 80}, {2, 48}, {2, 32}, {2, 16}};
 constexpr Tile kE4m3[] = {{2, 128}, {2, 96}, {2, 64}, {2, 32}};
+constexpr Tile kLongEvenE4m3[] = {{3, 96}, {2, 128}, {2, 96}, {2, 64}, {2, 32}};
+constexpr Tile kScored128[] = {{2, 64, 1, 3}, {2, 64}, {2, 48}, {2, 32}, {2, 16}};
 constexpr Tile kShared = {.consumers = 2, .block_n = 64, .shares = true};
 constexpr Tile k320[] = {{2, 64}, {2, 48}, {2, 32, 1, 3}, {2, 32}, kShared};
 constexpr Tile kWide[] = {kShared, {.consumers = 2, .block_n = 32, .shares = true}};
@@ -266,15 +287,29 @@ absl::Span<const Tile> TilesFor(const PlanRequest& request) {
   const int64_t dim = std::max(spec.dim_qk, spec.dim_v);
   const bool even = HasEqualTiles(spec);
   const bool is_short = spec.seqlen_q <= 1024;
-  if (IsE4m3(spec)) return kE4m3;
+  if (IsE4m3(spec)) {
+    const bool is_long = even && !is_short && dim > 64 && dim <= 128;
+    // Three warpgroups have no register left for a second sum, for scales or lengths of sequences.
+    const bool is_plain = !spec.lse && !spec.varlen && !spec.sinks &&
+                          spec.q_scale == ScaleKind::kNone && spec.kv_scale == ScaleKind::kNone;
+    return is_long && is_plain ? absl::MakeConstSpan(kLongEvenE4m3) : kE4m3;
+  }
   if (spec.dim_v > kMaxOwnDimV || spec.dim_qk > kMaxOwnDimV) return kWide;
   if (dim > 256) return k320;
   if (HasBiasAlone(spec) && dim <= 64) {
     if (dim <= 32 && spec.seqlen_q <= 512) return kShortBias64;
     return kBias64;
   }
-  if (HasBiasAlone(spec) && dim <= 128) return kBias128;
-  if (!ScoresAreFinite(spec) || spec.dropout != 0) return kElementRules;
+  if (HasBiasAlone(spec) && dim <= 128) {
+    // Beside pairs of another term 128 keys are too many, and beside bounds of several kinds.
+    const bool is_alone = StagedTerms(spec, /*blocks=*/1) == static_cast<int>(spec.bias.size()) &&
+                          spec.bias.size() == 1 && spec.window_left < 0 && !spec.varlen;
+    return is_alone ? absl::MakeConstSpan(kBias128) : kPairsOfBias128;
+  }
+  if (!ScoresAreFinite(spec) || spec.dropout != 0) {
+    const bool is_scored = MasksByIntervalsOrScores(spec) && spec.dropout == 0;
+    return is_scored && dim <= 128 ? absl::MakeConstSpan(kScored128) : kElementRules;
+  }
   if (dim <= 64 && even && spec.dim_v <= 40) return k40;
   // Few rows: less than 16 tiles of 128 for a multiprocessor.
   const double rows = static_cast<double>(spec.batch) * static_cast<double>(spec.heads_q) *
@@ -365,14 +400,17 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
   plan.blocks = tile.blocks > 1 ? tile.blocks : 0;
   plan.ping_pong = variant.ping_pong && tile.consumers == 2 && !tile.shares;
   if (variant.persistent) plan.max_grid = request.board.num_sms * tile.blocks / variant.cluster;
-  // The margin needs bf16's exponents.
-  plan.optimistic = spec.type == ElementType::kBf16 && ScoresAreFinite(spec) && !tile.shares;
+  // The margin needs bf16's exponents. Three blocks have too few registers beside bias terms.
+  plan.optimistic = spec.type == ElementType::kBf16 && !tile.shares &&
+                    MasksByIntervalsOrScores(spec) && (spec.bias.empty() || tile.blocks == 1);
+  plan.staged_terms = StagedTerms(spec, tile.blocks);
   if (variant.cluster == 1) OfferParts(request, /*resident=*/tile.blocks, plan);
   const auto fits_registers = [&] {
     if (tile.shares) return true;  // half of each
     const int64_t scores = tile.block_n / 2, weights = scores * element_bytes / 4;
     const int64_t queries = plan.q_in_registers ? RoundUp(spec.dim_qk, 16) / 4 : 0;
-    return scores + weights + queries + (spec.dim_v + (plan.ones ? 8 : 0)) / 2 <=
+    return scores + weights + queries +
+               (spec.dim_v + (plan.ones && !IsE4m3(spec) ? kOnesColumns : 0)) / 2 <=
            MaxTileRegisters(spec, tile.consumers, tile.block_n, tile.blocks) +
                (queries > 0 ? RegistersBesideQueries(spec, tile.block_n) : 0);
   };
@@ -382,10 +420,16 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
            (plan.smem_bytes + request.traits.smem_reserved_per_block) * tile.blocks <=
                request.traits.smem_per_sm;
   };
-  // Where the last panel of V is full they need one more; from 192 on O then has no place but Q's.
-  plan.ones = spec.dropout == 0 && !IsE4m3(spec) &&
-              (spec.dim_v <= 128 || (spec.dim_v < 192 && spec.dim_v % kPanelColumns != 0));
-  if (!fits_registers()) plan.ones = false;
+  if (IsE4m3(spec)) {
+    // References that are no maxima want sums of the weights as they were rounded.
+    plan.ones = plan.optimistic = ScoresAreFinite(spec);
+  } else {
+    // Where the last panel of V is full they need one more; from 192 on O then has no place but
+    // Q's.
+    plan.ones = spec.dropout == 0 &&
+                (spec.dim_v <= 128 || (spec.dim_v < 192 && spec.dim_v % kPanelColumns != 0));
+  }
+  if (!IsE4m3(spec) && !fits_registers()) plan.ones = false;
   if (!fits_registers()) return std::nullopt;
   // A third less to read from shared memory for each product.
   plan.q_in_registers = tile.consumers == 2 && !tile.shares && !IsE4m3(spec) && spec.bias.empty();
@@ -453,8 +497,12 @@ int64_t FwdSm90SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v,
   const int64_t raw =
       transposes ? int64_t{plan.stages} * plan.block_n * CeilDiv(dim_v, columns) : 0;
   const int64_t weights = shares ? 2 * CeilDiv(plan.block_n, kPanelColumns) : 0;
+  // Of a block of keys; a warpgroup has 64 rows of its own ones.
+  const int64_t bias = int64_t{plan.staged_terms} * plan.consumers * kWarpgroupRows *
+                       CeilDiv(plan.block_n / plan.column_warps, kPanelColumns);
   const int64_t rows = plan.block_m * (panels_qk + (plan.own_o ? panels_o : 0) + weights) +
-                       int64_t{plan.stages} * (plan.block_n * panels_qk + rows_v) + raw;
+                       int64_t{plan.stages} * (plan.block_n * panels_qk + rows_v) + raw + bias +
+                       (transposes && plan.ones ? kOnesColumns : 0);
   // q_full, q_empty, o_read, tiles_done, a full and an empty barrier for K, V and V as it was
   // loaded of each stage; missing pieces of each stage and the range of tiles to repeat; a request
   // to copy; what is known of rows that are shared; without its own O a member that takes a place.

@@ -29,13 +29,13 @@ constexpr Word kWords[] = {
     {"kw", &KernelPlan::key_warps},     {"qw", &KernelPlan::dq_row_warps},
     {"w", &KernelPlan::warps},          {"r", &KernelPlan::rows_per_warp},
     {"p", &KernelPlan::panel},          {"slots=", &KernelPlan::slots},
-    {"ss", &KernelPlan::shared_stages}, {"s", &KernelPlan::stages},
-    {"ch", &KernelPlan::chunk},         {"c", &KernelPlan::consumers},
-    {"kt", &KernelPlan::kept_terms},    {"kk", &KernelPlan::kept_keys},
-    {"k", &KernelPlan::step},           {"tf", &KernelPlan::tf32_terms},
-    {"t", &KernelPlan::tile_rows},      {"b", &KernelPlan::blocks},
-    {"x", &KernelPlan::cluster},        {"g", &KernelPlan::max_grid},
-    {"v", &KernelPlan::column_warps},
+    {"ss", &KernelPlan::shared_stages}, {"st", &KernelPlan::staged_terms},
+    {"s", &KernelPlan::stages},         {"ch", &KernelPlan::chunk},
+    {"c", &KernelPlan::consumers},      {"kt", &KernelPlan::kept_terms},
+    {"kk", &KernelPlan::kept_keys},     {"k", &KernelPlan::step},
+    {"tf", &KernelPlan::tf32_terms},    {"t", &KernelPlan::tile_rows},
+    {"b", &KernelPlan::blocks},         {"x", &KernelPlan::cluster},
+    {"g", &KernelPlan::max_grid},       {"v", &KernelPlan::column_warps},
 };
 
 // A word that stands for a field that is true.
@@ -172,6 +172,7 @@ std::string KernelPlan::ToString() const {
   if (cluster != 0) absl::StrAppend(&text, " x", cluster);
   if (max_grid != 0) absl::StrAppend(&text, " g", max_grid);
   if (step != 0) absl::StrAppend(&text, " k", step);
+  if (staged_terms != 0) absl::StrAppend(&text, " st", staged_terms);
   if (kept_terms != 0) absl::StrAppend(&text, " kt", kept_terms, " kk", kept_keys);
   if (shared_stages != 0) absl::StrAppend(&text, " ss", shared_stages);
   if (chunk != 0) absl::StrAppend(&text, " ch", chunk);

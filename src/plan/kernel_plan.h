@@ -66,12 +66,14 @@ struct KernelPlan {
   int kept_terms = 0;
   int kept_keys = 0;
   bool packed_terms = false;
+  int staged_terms = 0;   // attn_fwd_sm90: first bias terms, that pass through shared memory
   int shared_stages = 0;  // attn_decode_wide: stages where V is part of K
   int chunk = 0;          // attn_decode: blocks of keys in each part; 0: shares that fill the board
   int tile_rows = 0;      // attn_combine after attn_decode: rows of its tiles
   int slots = 0;          // with split: blocks that run at a time on the board planned for
-  // attn_fwd_sm90, attn_decode_sm90, attn_bwd_sm90: `warps` are those of a loading warpgroup and of `consumers`
-  // computing ones, with 64 query rows each (or all the same 64, see column_warps), or 64 keys.
+  // attn_fwd_sm90, attn_decode_sm90, attn_bwd_sm90: `warps` are those of a loading warpgroup and of
+  // `consumers` computing ones, with 64 query rows each (or all the same 64, see column_warps), or
+  // 64 keys.
   int consumers = 0;  // 1 to 4; backward 2
   int blocks = 0;     // that share a multiprocessor; 0: one
   int cluster = 0;    // blocks that load K and V for each other, 1 or 2

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -67,6 +68,22 @@ void OneKeyRules(reference::HostCase& c) {
 
 void FirstKeysRule(reference::HostCase& c) {
   AddToScores(c, [&](int64_t h, int64_t j) { return j <= 3 + h % 3 * 40 ? kJumps[h % 7] : 0.0; });
+}
+
+// A bias that hides the keys after a row, by -inf in head 0 and by a large number in head 1, or
+// makes scores jump where few keys are left.
+void BiasHidesOrJumps(reference::HostCase& c) {
+  const BiasTerm& term = c.spec.bias[0];
+  for (int64_t h = 0; h < term.heads; ++h) {
+    for (int64_t i = 0; i < term.seqlen_q; ++i) {
+      for (int64_t j = 0; j < term.seqlen_kv; ++j) {
+        const int64_t at = (h * term.seqlen_q + i) * term.seqlen_kv + j;
+        const double hidden = h == 0 ? -std::numeric_limits<double>::infinity() : -10000;
+        if (h < 2 && j > i) c.bias[0].Set(at, hidden);
+        if (h >= 2 && j == 3 + h % 3 * 40) c.bias[0].Set(at, kJumps[h - 2]);
+      }
+    }
+  }
 }
 
 void Rows256(KernelPlan& plan) {
@@ -146,6 +163,17 @@ const std::vector<Emulation>& Emulations() {
               [](KernelPlan&) {}),
       Changed("fwd bf16 b=1 h=2/1 s=70/1100 d=64 bias=bf16:1,2,70,1100 bias=fp16:1,1,70,1100 lse",
               [](KernelPlan&) {}),
+      // Terms that pass through shared memory, in whole lines and element by element.
+      Changed("fwd bf16 b=2 h=2/1 s=150/336 d=64 bias=bf16:1,2,150,336 lse", [](KernelPlan&) {}),
+      Changed("fwd fp16 b=1 h=2/1 s=150/336 d=64 window=90,20 bias=fp16:1,2,150,336 "
+              "bias=fp16:1,1,150,336",
+              [](KernelPlan& plan) { plan.max_grid = 1; }),
+      Changed(
+          "fwd bf16 b=1 h=9/3 s=200/200 d=64 bias=bf16:1,9,200,200", [](KernelPlan&) {},
+          BiasHidesOrJumps),
+      Changed(
+          "fwd bf16 b=1 h=9/3 s=70/200 d=128 bias=bf16:1,9,70,200 lse",
+          [](KernelPlan& plan) { plan.max_grid = 2; }, BiasHidesOrJumps),
       // Four warpgroups, each with its own first and last block of keys.
       Changed("fwd bf16 b=1 h=2/1 s=300/430 d=32 window=90,20 lse", Rows256),
       Changed("fwd bf16 b=1 h=2/1 s=300/290 d=32 causal", Rows256),
@@ -192,6 +220,11 @@ const std::vector<Emulation>& Emulations() {
       Changed(
           "fwd e4m3 b=3 h=2/1 s=70/900 d=32 out=bf16 paged=16 varlen lse kv_scale=tensor",
           [](KernelPlan&) {}, emulated::MakeLongPaged),
+      Changed("fwd e4m3 b=1 h=2/1 s=150/330 d=256 out=bf16", [](KernelPlan&) {}),
+      Changed(
+          "fwd e4m3 b=1 h=7 s=70/200 d=64 out=bf16", [](KernelPlan&) {}, OneKeyRules),
+      Changed(
+          "fwd e4m3 b=1 h=7 s=200/200 d=64 out=bf16 causal lse", [](KernelPlan&) {}, FirstKeysRule),
       // Dropout.
       Changed("fwd bf16 b=1 h=2/1 s=150/330 d=64 causal dropout=0.3 lse",
               [](KernelPlan& plan) { plan.cluster = 2; }),

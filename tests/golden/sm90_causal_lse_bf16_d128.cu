@@ -37,6 +37,8 @@ struct Config {
   static constexpr int kConsumers = 2;
   static constexpr int kSharers = 1;
   static constexpr int kCluster = 1;
+  static constexpr int kStagedTerms = 0;
+  static constexpr bool kScoresMayHide = false;
   static constexpr bool kOptimistic = true;
   static constexpr bool kOnes = false;
   static constexpr bool kPingPong = false;

@@ -42,6 +42,8 @@ struct Config {
   static constexpr int kConsumers = 3;
   static constexpr int kSharers = 1;
   static constexpr int kCluster = 2;
+  static constexpr int kStagedTerms = 0;
+  static constexpr bool kScoresMayHide = false;
   static constexpr bool kOptimistic = false;
   static constexpr bool kOnes = true;
   static constexpr bool kPingPong = true;

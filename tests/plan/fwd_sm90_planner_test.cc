@@ -103,11 +103,13 @@ TEST(FwdSm90PlannerTest, TilesThatAreMostlyEmptyComeLast) {
       << "257 is the longest of many";
 }
 
-TEST(FwdSm90PlannerTest, OptimismNeedsBf16AndFiniteScores) {
+TEST(FwdSm90PlannerTest, OptimismNeedsBf16AndScoresThatAreFiniteOrBiased) {
   EXPECT_TRUE(Plan("fwd bf16 b=2 h=8 s=512 d=128").plans.front().optimistic);
   EXPECT_FALSE(Plan("fwd fp16 b=2 h=8 s=512 d=128").plans.front().optimistic);
-  const char* biased = "fwd bf16 b=2 h=8 s=512 d=128 bias=bf16:1,8,512,512";
-  EXPECT_FALSE(Plan(biased, "sm_90a", Family::kFwdSm90).plans.front().optimistic);
+  EXPECT_TRUE(Plan("fwd bf16 b=2 h=8 s=512 d=128 bias=bf16:1,8,512,512").plans.front().optimistic);
+  const char* masked = "fwd bf16 b=2 h=8 s=512 d=128 mask=bool:1,8,512,512";
+  EXPECT_FALSE(Plan(masked, "sm_90a", Family::kFwdSm90).plans.front().optimistic);
+  EXPECT_TRUE(Plan("fwd e4m3 b=2 h=8 s=512 d=256 out=bf16").plans.front().optimistic);
 }
 
 TEST(FwdSm90PlannerTest, CopiesAreOfWholePagesOrOfPartsOfOne) {
@@ -179,6 +181,20 @@ TEST(FwdSm90PlannerTest, BiasTermsAreServedWhereTheyAreLoadedByPairs) {
     EXPECT_TRUE(answer.plans.empty()) << text;
     EXPECT_FALSE(Plan(text, "sm_90a", Family::kFwdSm90).plans.empty()) << text;
   }
+}
+
+TEST(FwdSm90PlannerTest, TermsThatDifferFromRowToRowPassThroughSharedMemory) {
+  const auto staged = [](std::string_view text) {
+    const FamilyAnswer answer = Plan(text);
+    EXPECT_FALSE(answer.plans.empty()) << text << answer.refusal;
+    return answer.plans.empty() ? -1 : answer.plans.front().staged_terms;
+  };
+  EXPECT_EQ(staged("fwd bf16 b=2 h=16 s=512 d=128 bias=bf16:1,16,512,512"), 1);
+  EXPECT_EQ(staged("fwd bf16 b=2 h=4 s=512 d=64 bias=bf16:1,4,512,512 bias=bf16:2,1,1,512"), 1);
+  EXPECT_EQ(staged("fwd bf16 b=2 h=4 s=512 d=32 bias=bf16:1,4,512,512"), 0) << "three blocks";
+  EXPECT_EQ(staged("fwd bf16 b=2 h=4 s=512 d=32 bias=bf16:2,1,1,512 bias=bf16:1,4,512,512"), 0);
+  EXPECT_EQ(staged("fwd fp16 b=2 h=16 s=512 d=64 causal bias=fp32:2,1,512,512"), 0);
+  EXPECT_EQ(staged("fwd bf16 b=2 h=16 s=512 d=64"), 0);
 }
 
 // Copies of a pair of blocks are not for e4m3, whatever stands first for other types.
