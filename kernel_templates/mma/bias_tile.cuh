@@ -32,7 +32,10 @@ struct BiasTile {
   static_assert(sizeof(Element) == 2 && kColumns % 16 == 0);
   static constexpr int kChunk = 8;  // elements of a copy
   static constexpr int kChunksOfRow = kColumns / kChunk;
+  static constexpr int kChunkBytes = 16;
   static constexpr int kChunks = kBiasTileRows * kChunksOfRow;
+  // Of a warp's copies at a time; 0: no whole ones.
+  static constexpr int kRowsOfCopy = 32 % kChunksOfRow == 0 ? 32 / kChunksOfRow : 0;
   static_assert(kChunks % 32 == 0, "all lanes have as many");
 
   BiasTileStorage<kColumns>* storage;
@@ -42,11 +45,6 @@ struct BiasTile {
   u32 pitch;         // bytes from row to row, of whole_lines
   int last_row;      // of these rows, that exists: the others repeat it
   bool whole_lines;  // are copied; the same in all lanes
-
-  // So that the compiler keeps no addresses in registers from block to block.
-  __device__ __forceinline__ static int Lane() {
-    return static_cast<int>(ptx::Opaque(threadIdx.x % 32));
-  }
 
   // Of a tile of rows, the warp's from `first_row` on. What is under way for the tile before is
   // waited for, and nobody asks for it.
@@ -72,21 +70,36 @@ struct BiasTile {
 
   // Asks for the keys from first_key on; those beyond `seqlen_kv` become 0.
   __device__ __forceinline__ void Copy(i64 first_key, i64 seqlen_kv) const {
-    const int lane = Lane();
+    const int lane = static_cast<int>(threadIdx.x) % 32;
     auto* const panels = storage->panels;
     const int left = static_cast<int>(Max(Min(seqlen_kv - first_key, kColumns), 0));
     __syncwarp();  // all have read what lies there
-    if (whole_lines) {
-      const u8* const block = reinterpret_cast<const u8*>(rows + first_key);
+    const u8* const block = reinterpret_cast<const u8*>(rows + first_key);
+    // Few instructions in between, for this is on the way of the weights.
+    if (kRowsOfCopy > 0 && whole_lines && left == kColumns && last_row == kBiasTileRows - 1) {
+      const int row = lane / kChunksOfRow, chunk = lane % kChunksOfRow;
+      const u32 destination = static_cast<u32>(
+          ptx::Opaque(ptx::SharedAddress(&panels[chunk / 8][row][(chunk % 8 ^ row % 8) * kChunk])));
+      const u8* source = block + u64{pitch} * static_cast<u32>(row) + chunk * kChunkBytes;
 #pragma unroll
       for (int n = 0; n < kChunks / 32; ++n) {
-        const int at = n * 32 + lane, row = at / kChunksOfRow, chunk = at % kChunksOfRow;
+        const int further = n * kRowsOfCopy;  // rows
+        ptx::cp_async_cg_16((destination ^ further % 8 * kChunkBytes) +
+                                static_cast<u32>(further * sizeof(panels[0][0])),
+                            source, kChunkBytes);
+        source += u64{pitch} * kRowsOfCopy;
+      }
+    } else if (whole_lines) {
+#pragma unroll 1
+      for (int at = lane; at < kChunks; at += 32) {
+        const int row = at / kChunksOfRow, chunk = at % kChunksOfRow;
         const int elements = max(min(left - chunk * kChunk, kChunk), 0);
         // Of a chunk that exists, if none of this one does.
         const int from = min(chunk, max(left - 1, 0) / kChunk);
         ptx::cp_async_cg_16(
             ptx::SharedAddress(&panels[chunk / 8][row][(chunk % 8 ^ row % 8) * kChunk]),
-            block + u64{pitch} * static_cast<u32>(min(row, last_row)) + from * 16, elements * 2);
+            block + u64{pitch} * static_cast<u32>(min(row, last_row)) + from * kChunkBytes,
+            elements * 2);
       }
     } else {
 #pragma unroll 1
@@ -101,13 +114,15 @@ struct BiasTile {
 
   // scores = scores * scale + bias, in the layout of a warpgroup's products.
   __device__ __forceinline__ void Add(float (&scores)[kColumns / 2], float scale) const {
-    const int lane = Lane(), row = lane % 16;
+    const int lane = static_cast<int>(threadIdx.x) % 32, row = lane % 16;
+    // So that the compiler keeps one address from block to block, and not one for each step.
+    const u32 from = static_cast<u32>(
+        ptx::Opaque(ptx::SharedAddress(&storage->panels[0][row][(lane / 16 ^ row % 8) * kChunk])));
 #pragma unroll
     for (int n = 0; n < kColumns / 16; ++n) {
-      const int chunk = 2 * n + lane / 16;
       u32 words[4];
-      ptx::ldmatrix_x4(
-          words, ptx::SharedAddress(&storage->panels[chunk / 8][row][(chunk % 8 ^ row % 8) * 8]));
+      ptx::ldmatrix_x4(words, (from ^ 2 * n % 8 * kChunkBytes) +
+                                  static_cast<u32>(n / 4 * sizeof(storage->panels[0])));
 #pragma unroll
       for (int m = 0; m < 8; ++m) {
         const Element element = {static_cast<u16>(words[m / 2] >> (m % 2 * 16))};

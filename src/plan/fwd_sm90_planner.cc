@@ -466,7 +466,8 @@ std::vector<Variant> VariantsFor(const AttentionSpec& spec) {
   // Tiles of 64 rows read K and V so often that L2 is the bound; with few of them the lockstep of a
   // pair costs more.
   const bool shares_best = (dim > kMaxOwnDimV && spec.seqlen_q > 2048) ||
-                           ((dim > 192 || (dim >= 128 && even)) && spec.seqlen_q > 8192);
+                           ((dim > 192 || (dim >= 128 && even)) && spec.seqlen_q > 8192) ||
+                           (dim == 128 && even && long_rows && StagedTerms(spec, 1) > 0);
   const bool can_share = spec.page_size == 0 && !IsE4m3(spec);
   if (shares_best && can_share) variants.push_back(shared_keys);
   const bool turns_share_best =
