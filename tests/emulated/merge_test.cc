@@ -163,6 +163,17 @@ TEST(MergeTest, EmptyPartsAreNeverRead) {
   EXPECT_EQ(merged.o[8 + 5], 5);
 }
 
+TEST(MergeTest, Case23TwoEmptyStatesMergeToAnEmptyOne) {
+  Parts parts(2, 1, 3, 1, 64);
+  for (float& value : parts.lse) value = -kInfinity;
+  for (const float of_part : {0.f, NAN}) {
+    for (float& value : parts.o) value = of_part;
+    const Merged merged = Merge(parts, {.out_type = ElementType::kFp32});
+    EXPECT_THAT(merged.o, testing::Each(0.f));
+    EXPECT_THAT(merged.lse, testing::Each(-kInfinity));
+  }
+}
+
 TEST(MergeTest, NoPartsAreAnEmptyRow) {
   const Merged merged = Merge(Parts(0, 1, 1, 1, 8), {.empty_lse = EmptyLse::kPlusInf});
   EXPECT_EQ(merged.lse[0], kInfinity);

@@ -274,5 +274,36 @@ TEST_F(GpuTest, MergedPartsAreTheAttentionOverAllKeys) {
   }
 }
 
+// flashinfer PR 4051: two states without keys merge to one, whatever their O.
+TEST_F(GpuTest, Case23TwoEmptyStatesMergeToAnEmptyOne) {
+  constexpr int64_t kRows = 3, kDim = 64, kParts = 2;
+  const auto merge =
+      runtime().PrepareMerge({.out_type = ElementType::kFp32, .heads = 1, .dim_v = kDim});
+  ASSERT_TRUE(merge.ok()) << merge.status();
+  Copies copies(gpu().api(), stream());
+  std::vector<float> o(kRows * kDim, NAN), lse(kRows, NAN);
+  void* const o_out = copies.Add(o);
+  float* const lse_out = copies.Add(lse);
+  const Strides strides = {.batch = kRows * kDim, .seq = kDim, .head = kDim};
+  const MergeArgs args = {
+      .parts = kParts,
+      .batch = 1,
+      .seqlen_q = kRows,
+      .o_parts = {copies.Add(std::vector<float>(kParts * kRows * kDim, NAN)), strides},
+      .o_stride_part = kRows * kDim,
+      .lse_parts = copies.Add(std::vector<float>(kParts * kRows, -INFINITY)),
+      .lse_stride_part = kRows,
+      .lse_stride_batch = kRows,
+      .lse_stride_head = kRows,
+      .o = {o_out, strides},
+      .lse = lse_out};
+  const absl::Status merged = runtime().Merge(*merge, args, stream());
+  ASSERT_TRUE(merged.ok()) << merged;
+  copies.Fetch(0, o.data(), o.size() * sizeof(float));
+  copies.Fetch(1, lse.data(), lse.size() * sizeof(float));
+  for (const float value : o) EXPECT_EQ(value, 0);
+  for (const float value : lse) EXPECT_EQ(value, -INFINITY);
+}
+
 }  // namespace
 }  // namespace tilewright::gpu_tests
