@@ -387,14 +387,14 @@ TEST_F(RuntimeTest, AppendIsOneLaunchOfItsOwnHandle) {
   EXPECT_TRUE(runtime->Append(*append, args, nullptr).ok());
   EXPECT_TRUE(driver_.launches().empty());
   args.batch = 3;
-  args.seqlen = 100;
+  args.seqlen = 80;
   args.k = args.v = {FakePointer<void>(1), {12800, 128, 64}};
   args.k_cache = args.v_cache = {FakePointer<void>(2), {65536, 128, 64}};
   args.capacity = 512;
   const absl::Status run = runtime->Append(*append, args, nullptr);
   ASSERT_TRUE(run.ok()) << run;
   ASSERT_EQ(driver_.launches().size(), 1u);
-  EXPECT_EQ(driver_.launches()[0].grid[0], 300u);  // few tokens: a block each
+  EXPECT_EQ(driver_.launches()[0].grid[0], 240u);  // few tokens: a block each
 
   const auto attention = runtime->Prepare(SmallSpec());
   ASSERT_TRUE(attention.ok()) << attention.status();
