@@ -480,6 +480,17 @@ TEST_F(CasesTest, Case30DoubledRowStride) {
   }
 }
 
+// llama.cpp 20375: the heads of a vision transformer, served by a family of tensor cores. (Its time
+// is a row of bench/peers_portable.json.)
+TEST_F(CasesTest, Case32HeadsOf88And577Tokens) {
+  const AttentionSpec spec = MakeSpec(2, 16, 16, 577, 577, 88);
+  const auto prepared = runtime().Prepare(spec);
+  ASSERT_TRUE(prepared.ok()) << prepared.status();
+  EXPECT_EQ(prepared->Explain().find("attn_fwd_simple sm_"), std::string::npos)
+      << prepared->Explain();
+  Check(spec);
+}
+
 // triton 2626: one key fewer than a multiple of every tile.
 TEST_F(CasesTest, Case33OneKeyFewer) {
   for (const int64_t length : {4095, 4096}) {
