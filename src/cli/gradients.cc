@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -110,7 +111,10 @@ std::string GradientAccuracy::ToString() const {
   for (const GradientError& error : gradients) {
     absl::StrAppendFormat(&text, "%s%s %.1e (bar %.1e)", text.empty() ? "" : ", ", error.name,
                           error.relative, error.relative_bar);
-    if (error.mismatches > 0) absl::StrAppend(&text, " with ", error.mismatches, " wrong values");
+    if (error.mismatches > 0) {
+      absl::StrAppendFormat(&text, " with %d wrong values up to %.1e", error.mismatches,
+                            error.worst_mismatch);
+    }
   }
   return text;
 }
@@ -136,12 +140,16 @@ absl::StatusOr<GradientAccuracy> CheckGradients(const HostProblem& problem) {
     const std::vector<double>& straightforward = place.Of(plain);
     GradientError error;
     error.name = place.name;
-    double squared = 0, plain_squared = 0, norm = 0;
+    double squared = 0, plain_squared = 0, norm = 0, largest = 0;
+    for (const double value : wanted) largest = std::max(largest, std::abs(value));
+    const double zero = std::max(1e-6, 1e-5 * largest);
     ForEachElement(place, [&](size_t n, const std::byte* at) {
       const double value = reference::ToDouble(place.type, at);
       const bool is_zero = wanted[n] == 0 && straightforward[n] == 0;
-      if (!std::isfinite(value) || (is_zero && std::abs(value) > 1e-6)) {
+      if (!std::isfinite(value) || (is_zero && std::abs(value) > zero)) {
         ++error.mismatches;
+        error.worst_mismatch = std::isnan(value) ? std::numeric_limits<double>::infinity()
+                                                 : std::max(error.worst_mismatch, std::abs(value));
         return;
       }
       squared += (value - wanted[n]) * (value - wanted[n]);
