@@ -65,11 +65,12 @@ Json DecisionJson(const plan::Decision& decision);
 absl::StatusOr<KernelReport> BuildForTarget(Toolchain& tools, const AttentionSpec& spec,
                                             const std::string& target, StageClock& clock);
 // The same for a plan that is chosen; no lap "plan".
+absl::StatusOr<KernelReport> BuildDecision(Toolchain& tools, const AttentionSpec& spec,
+                                           plan::Decision decision, StageClock& clock);
+// And for its kernels as they were emitted, in the order in which they run; no lap "emit".
 absl::StatusOr<KernelReport> BuildRequests(Toolchain& tools, plan::Decision decision,
                                            absl::Span<const build::KernelRequest> requests,
                                            StageClock& clock);
-absl::StatusOr<KernelReport> BuildDecision(Toolchain& tools, const AttentionSpec& spec,
-                                           plan::Decision decision, StageClock& clock);
 
 // Multiplications and additions of the reference for one row, to keep checks short.
 double ReferenceFlopsPerRow(const AttentionSpec& spec);

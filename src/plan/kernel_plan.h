@@ -76,7 +76,8 @@ struct KernelPlan {
   // 64 keys.
   int consumers = 0;  // 1 to 4; backward 2
   int blocks = 0;     // that share a multiprocessor; 0: one
-  int cluster = 0;    // blocks that load K and V for each other, 1 or 2
+  // Blocks that load K and V for each other, 1 or 2; of attn_decode, that share items: 4.
+  int cluster = 0;
   // At most so many clusters, or blocks of attn_fwd_small, which walk the tiles; 0: one for each.
   int max_grid = 0;
   bool optimistic = false;      // no row maxima in tiles that need no mask
