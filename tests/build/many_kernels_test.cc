@@ -13,6 +13,7 @@
 #include "plan/planner.h"
 #include "spec/canonical.h"
 #include "tests/support/child_process.h"
+#include "tests/support/sanitizers.h"
 #include "tests/support/standin_nvrtc.h"
 
 namespace tilewright::build {
@@ -71,7 +72,7 @@ int64_t GrowthOver(int count, const compile::NvrtcCompiler& compiler) {
 
 TEST(ManyKernelsTest, TenThousandKeysKeepTheMemoryFlat) {
   const int64_t growth = GrowthOver(10'000, testing::StandInCompiler());
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if TILEWRIGHT_ADDRESS_SANITIZER || TILEWRIGHT_THREAD_SANITIZER
   GTEST_SKIP() << "a sanitizer keeps memory of its own; grew by " << growth;
 #endif
   EXPECT_LT(growth, int64_t{16} << 20);
