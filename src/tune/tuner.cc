@@ -170,6 +170,7 @@ class Tuner::Session {
   const std::shared_ptr<Queue> queue_;
   const TimePoint start_;
   TimePoint deadline_;
+  TimePoint::duration waited_ = {};  // for turns, by which the deadline was put off
   std::vector<Candidate> candidates_;
   std::unique_ptr<TestBench> bench_;
   TuningRecord record_;
@@ -183,7 +184,11 @@ class Tuner::Session {
 absl::StatusOr<std::unique_ptr<Tuner::Session::Turn>> Tuner::Session::TakeTurn() {
   const TimePoint asked = tuner_.now_();
   if (request_.take_turn) TILEWRIGHT_RETURN_IF_ERROR(request_.take_turn());
-  if (request_.patient && deadline_ != TimePoint::max()) deadline_ += tuner_.now_() - asked;
+  if (request_.patient && deadline_ != TimePoint::max()) {
+    const TimePoint::duration waited = tuner_.now_() - asked;
+    deadline_ += waited;
+    waited_ += waited;
+  }
   return std::make_unique<Turn>(request_);
 }
 
@@ -357,7 +362,7 @@ absl::Status Tuner::Session::Settle(size_t index, const absl::StatusOr<KernelFac
 // When compiling ends for the sake of measuring.
 TimePoint Tuner::Session::MeasureFrom() const {
   if (deadline_ == TimePoint::max()) return deadline_;
-  const double budget_ms = duration<double, std::milli>(deadline_ - start_).count();
+  const double budget_ms = duration<double, std::milli>(deadline_ - start_ - waited_).count();
   const double asked_ms = (kRounds + kConfirmRounds) * round_ms_;
   const double kept_ms =
       std::min(0.6 * budget_ms, std::max(kMeasureShare * budget_ms, 1.2 * asked_ms));

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <thread>
 
 #include "tests/tune/simulated.h"
 
@@ -435,22 +437,27 @@ TEST(TunerTest, WaitingForItsTurnIsNotCountedWhereItIsPatient) {
     // Long, for what compiles does so in real time.
     request.deadline = clock.Now() + std::chrono::seconds(20);
     request.patient = patient;
+    // Others than the default are compiled behind the first wait, which is none of their time.
+    std::atomic<bool> waited = false;
     Logger logger(LogLevel::kOff);
     Tuner tuner(2, &logger, [&] { return clock.Now(); });
+    const auto workshop = std::make_shared<SimulatedWorkshop>();
+    workshop->on_compile = [&](const plan::KernelPlan& plan) {
+      while (plan.ToString() != PlanText(0) && !waited) std::this_thread::yield();
+    };
     request.take_turn = [&] {
       clock.Advance(200'000);
+      waited = true;
       ++turns;
       return absl::OkStatus();
     };
     request.end_turn = [&] { --turns; };
-    const auto record =
-        tuner.Tune(request, std::make_shared<SimulatedWorkshop>(), [&](const Trial&, const Trial*) {
-          EXPECT_EQ(turns, 1);
-          return absl::StatusOr<std::unique_ptr<TestBench>>(std::make_unique<SimulatedBench>(
-              std::map<std::string, double>{
-                  {PlanText(0), 1.0}, {PlanText(1), 0.5}, {PlanText(2), 0.9}},
-              Weather(), 1, &clock));
-        });
+    const auto record = tuner.Tune(request, workshop, [&](const Trial&, const Trial*) {
+      EXPECT_EQ(turns, 1);
+      return absl::StatusOr<std::unique_ptr<TestBench>>(std::make_unique<SimulatedBench>(
+          std::map<std::string, double>{{PlanText(0), 1.0}, {PlanText(1), 0.5}, {PlanText(2), 0.9}},
+          Weather(), 1, &clock));
+    });
     rounds[patient] = record.ok() ? record->rounds : 0;
     EXPECT_EQ(turns, 0);
   }
