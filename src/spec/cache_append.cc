@@ -1,7 +1,6 @@
 #include "spec/cache_append.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -202,13 +201,6 @@ constexpr absl::string_view kOperation = "append";
 constexpr absl::string_view kScaleWords[] = {"", "tensor", "head", "token"};
 constexpr absl::string_view kRotaryWords[] = {"", "half_split", "interleaved"};
 
-// The shortest text that reads back as the same value.
-std::string NumberText(double value) {
-  char text[32];
-  const auto end = std::to_chars(text, text + sizeof text, value);
-  return std::string(text, end.ptr);
-}
-
 std::vector<absl::string_view> WordsOf(std::string_view text) {
   return absl::StrSplit(AbslView(text), absl::ByAnyChar(" \t\r\n"), absl::SkipEmpty());
 }
@@ -342,7 +334,7 @@ std::string ToText(const CacheAppendSpec& spec) {
     if (spec.rotary_table.has_value()) {
       absl::StrAppend(&text, Name(*spec.rotary_table));
     } else {
-      absl::StrAppend(&text, NumberText(spec.rotary_base));
+      absl::StrAppend(&text, ShortestText(spec.rotary_base));
     }
   }
   return text;

@@ -17,6 +17,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "spec/validate.h"
 
 namespace tilewright::spec {
@@ -114,13 +115,6 @@ constexpr std::string_view kDefaultMaskTileFile = "mask_tile_snippet";
 
 // ---- printing
 // -------------------------------------------------------------------------------------------------------
-
-// The shortest text that reads back as the same float.
-std::string FloatText(float value) {
-  char text[32];
-  const auto end = std::to_chars(text, text + sizeof text, value);
-  return std::string(text, end.ptr);
-}
 
 // File names are part of a word: what would end or garble it becomes %XX.
 std::string EscapeFileName(std::string_view name) {
@@ -721,15 +715,15 @@ std::string ToText(const AttentionSpec& spec) {
   if (spec.block_mask_q != 0 || spec.block_mask_kv != 0) {
     add("block_mask=", spec.block_mask_q, ",", spec.block_mask_kv);
   }
-  if (spec.scale.has_value()) add("scale=", FloatText(*spec.scale));
-  if (spec.softcap != 0) add("softcap=", FloatText(spec.softcap));
+  if (spec.scale.has_value()) add("scale=", ShortestText(*spec.scale));
+  if (spec.softcap != 0) add("softcap=", ShortestText(spec.softcap));
   add_if(spec.softcap_before_bias, "softcap_before_bias");
   add_if(spec.alibi, "alibi");
   add_if(spec.alibi_gradient, "alibi_grad");
   for (const BiasTerm& term : spec.bias) words.push_back(BiasText(spec, term));
   add_if(spec.sinks, "sinks");
   add_if(spec.sinks_gradient, "sinks_grad");
-  if (spec.dropout != 0) add("dropout=", FloatText(spec.dropout));
+  if (spec.dropout != 0) add("dropout=", ShortestText(spec.dropout));
   if (spec.q_scale != ScaleKind::kNone) add("q_scale=", NameOf(kScaleKinds, spec.q_scale));
   if (spec.kv_scale != ScaleKind::kNone) add("kv_scale=", NameOf(kScaleKinds, spec.kv_scale));
   if (!spec.score_snippet.empty()) {

@@ -1,7 +1,6 @@
 #include "spec/validate.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -10,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "spec/canonical.h"
 
 namespace tilewright {
@@ -51,9 +51,7 @@ constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
 [[gnu::cold, gnu::noinline]] absl::Status BadFloat(std::string_view field, float value,
                                                    const std::string& rule) {
-  char text[32];
-  const auto end = std::to_chars(text, text + sizeof text, value);
-  return Bad(field, std::string(text, end.ptr), rule);
+  return Bad(field, ShortestText(value), rule);
 }
 
 [[gnu::cold, gnu::noinline]] absl::Status BadType(std::string_view field, ElementType value,
