@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -42,35 +43,6 @@ absl::Status WriteFile(const std::filesystem::path& path, const std::string& tex
   return absl::InvalidArgumentError(absl::StrCat(path.string(), ": cannot write"));
 }
 
-absl::Status WriteFiles(const std::filesystem::path& directory,
-                        const std::vector<artifact::SourceFile>& files) {
-  for (const artifact::SourceFile& file : files) {
-    TILEWRIGHT_RETURN_IF_ERROR(WriteFile(directory / file.name, file.text));
-  }
-  return absl::OkStatus();
-}
-
-// All that nvcc needs for the kernels of the plan with -I DIR, and main.cu, which runs the one that
-// the plan is about alone.
-absl::Status WriteAll(const std::string& directory, const AttentionSpec& spec,
-                      const plan::KernelPlan& plan, const artifact::KernelSource& source,
-                      const std::vector<artifact::KernelSource>& companions,
-                      const emit::TemplateBundle& bundle) {
-  std::vector<artifact::SourceFile> files = emit::StandaloneFiles(source, bundle);
-  files.push_back(emit::HarnessProgram(spec, plan, source));
-  for (const artifact::KernelSource& companion : companions) {
-    const std::vector<artifact::SourceFile> more = emit::StandaloneFiles(companion, bundle);
-    files.insert(files.end(), more.begin(), more.end());
-  }
-  return WriteFiles(directory, files);
-}
-
-std::string CommandFor(const std::string& target, const std::string& directory,
-                       const artifact::KernelSource& source) {
-  return absl::StrCat("nvcc -std=c++20 -arch=", target, " -cubin -I ", directory, " ", directory,
-                      "/", source.unit_name);
-}
-
 Json HeadersJson(const artifact::KernelSource& source) {
   Json headers = Json::object();
   for (const artifact::SourceFile& file : source.generated_headers) headers[file.name] = file.text;
@@ -78,6 +50,66 @@ Json HeadersJson(const artifact::KernelSource& source) {
 }
 
 constexpr char kCommand[] = "emit";
+
+struct Emitted {
+  std::string spec_text;
+  plan::Decision decision;
+  artifact::KernelSource source;                   // of the kernel that the plan is about
+  std::vector<artifact::KernelSource> companions;  // in order of launch
+  std::vector<std::string> options;                // of NVRTC
+  std::optional<artifact::SourceFile> program;     // for --out: runs `source` alone
+};
+
+// All that nvcc needs with -I DIR, and the program, to --out; else prints the source.
+int Show(const EmitOptions& options, const emit::TemplateBundle& bundle, const Emitted& emitted,
+         const Console& console) {
+  const artifact::KernelSource& source = emitted.source;
+  std::string command;
+  if (!options.out.empty()) {
+    std::vector<artifact::SourceFile> files = emit::StandaloneFiles(source, bundle);
+    if (emitted.program.has_value()) files.push_back(*emitted.program);
+    for (const artifact::KernelSource& companion : emitted.companions) {
+      const std::vector<artifact::SourceFile> more = emit::StandaloneFiles(companion, bundle);
+      files.insert(files.end(), more.begin(), more.end());
+    }
+    for (const artifact::SourceFile& file : files) {
+      const absl::Status written =
+          WriteFile(std::filesystem::path(options.out) / file.name, file.text);
+      if (!written.ok()) return console.Fail(kCommand, written);
+    }
+    command = absl::StrCat("nvcc -std=c++20 -arch=", emitted.decision.plan.target, " -cubin -I ",
+                           options.out, " ", options.out, "/", source.unit_name);
+  }
+  if (console.json) {
+    Json result = {{"command", kCommand},        {"ok", true},
+                   {"spec", emitted.spec_text},  {"plan", DecisionJson(emitted.decision)},
+                   {"entry", source.entry_name}, {"unit", source.unit_name},
+                   {"source", source.text},      {"generated_headers", HeadersJson(source)},
+                   {"options", emitted.options}};
+    for (const artifact::KernelSource& companion : emitted.companions) {
+      result["companions"].push_back({{"entry", companion.entry_name},
+                                      {"unit", companion.unit_name},
+                                      {"source", companion.text}});
+    }
+    if (!options.out.empty()) {
+      result["directory"] = options.out;
+      result["compile_with"] = command;
+    }
+    console.Print(result);
+  } else if (options.out.empty()) {
+    console.out << source.text;
+    for (const artifact::KernelSource& companion : emitted.companions) {
+      console.out << "\n// ==== " << companion.unit_name << "\n" << companion.text;
+    }
+  } else {
+    console.out << options.out << ": " << source.unit_name
+                << (emitted.program.has_value() ? ", what it includes, and main.cu, which runs it"
+                                                : " and what it includes")
+                << "\n"
+                << command << "\n";
+  }
+  return kExitFine;
+}
 
 // The source of a spec of appending, without a program around it.
 int EmitAppend(const EmitOptions& options, const std::string& text, const Console& console) {
@@ -87,38 +119,14 @@ int EmitAppend(const EmitOptions& options, const std::string& text, const Consol
     return console.Fail(
         kCommand, absl::InvalidArgumentError("--plan: a spec of append has one plan"), kExitUsage);
   }
-  const absl::StatusOr<AppendKernel> kernel = MakeAppendKernel(**tools, text, options.target);
+  absl::StatusOr<AppendKernel> kernel = MakeAppendKernel(**tools, text, options.target);
   if (!kernel.ok()) return console.Fail(kCommand, kernel.status(), kExitUsage);
-  const artifact::KernelSource& source = kernel->request.source;
-  const std::string& target = kernel->decision.plan.target;
-  const std::string command = CommandFor(target, options.out, source);
-  if (!options.out.empty()) {
-    const absl::Status written =
-        WriteFiles(options.out, emit::StandaloneFiles(source, (*tools)->bundle()));
-    if (!written.ok()) return console.Fail(kCommand, written);
-  }
-  if (console.json) {
-    Json result = {{"command", kCommand},
-                   {"ok", true},
-                   {"spec", kernel->request.spec_text},
-                   {"plan", DecisionJson(kernel->decision)},
-                   {"entry", source.entry_name},
-                   {"unit", source.unit_name},
-                   {"source", source.text},
-                   {"generated_headers", HeadersJson(source)},
-                   {"options", kernel->request.options}};
-    if (!options.out.empty()) {
-      result["directory"] = options.out;
-      result["compile_with"] = command;
-    }
-    console.Print(result);
-  } else if (options.out.empty()) {
-    console.out << source.text;
-  } else {
-    console.out << options.out << ": " << source.unit_name << " and what it includes\n"
-                << command << "\n";
-  }
-  return kExitFine;
+  Emitted emitted;
+  emitted.spec_text = kernel->request.spec_text;
+  emitted.decision = std::move(kernel->decision);
+  emitted.source = std::move(kernel->request.source);
+  emitted.options = std::move(kernel->request.options);
+  return Show(options, (*tools)->bundle(), emitted, console);
 }
 
 // The plan for --arch, or the one that --plan gives.
@@ -141,59 +149,27 @@ int Emit(const EmitOptions& options, const Console& console) {
   if (!spec.ok()) return console.Fail(kCommand, spec.status(), kExitUsage);
   absl::StatusOr<std::unique_ptr<Toolchain>> tools = Toolchain::Open();
   if (!tools.ok()) return console.Fail(kCommand, tools.status());
-  const absl::StatusOr<plan::Decision> decision = Decide(options, *spec, (*tools)->options());
+  absl::StatusOr<plan::Decision> decision = Decide(options, *spec, (*tools)->options());
   if (!decision.ok()) return console.Fail(kCommand, decision.status());
-  const absl::StatusOr<artifact::KernelSource> source = emit::EmitKernel(*spec, decision->plan);
+  absl::StatusOr<artifact::KernelSource> source = emit::EmitKernel(*spec, decision->plan);
   if (!source.ok()) return console.Fail(kCommand, source.status());
-  std::vector<artifact::KernelSource> companions;  // in order of launch
+  Emitted emitted;
   for (const std::vector<plan::KernelPlan>* plans :
        {&decision->plan.before, &decision->plan.after}) {
     for (const plan::KernelPlan& plan : *plans) {
       absl::StatusOr<artifact::KernelSource> companion = emit::EmitKernel(*spec, plan);
       if (!companion.ok()) return console.Fail(kCommand, companion.status());
-      companions.push_back(*std::move(companion));
+      emitted.companions.push_back(*std::move(companion));
     }
   }
-
-  std::string command;
+  emitted.spec_text = spec::ToText(*spec);
+  emitted.options = compile::CompileOptions(decision->plan.target, (*tools)->options().lineinfo);
   if (!options.out.empty()) {
-    const absl::Status written =
-        WriteAll(options.out, *spec, decision->plan, *source, companions, (*tools)->bundle());
-    if (!written.ok()) return console.Fail(kCommand, written);
-    command = CommandFor(decision->plan.target, options.out, *source);
+    emitted.program = emit::HarnessProgram(*spec, decision->plan, *source);
   }
-  if (console.json) {
-    Json result = {
-        {"command", kCommand},
-        {"ok", true},
-        {"spec", spec::ToText(*spec)},
-        {"plan", DecisionJson(*decision)},
-        {"entry", source->entry_name},
-        {"unit", source->unit_name},
-        {"source", source->text},
-        {"generated_headers", HeadersJson(*source)},
-        {"options", compile::CompileOptions(decision->plan.target, (*tools)->options().lineinfo)}};
-    for (const artifact::KernelSource& companion : companions) {
-      result["companions"].push_back({{"entry", companion.entry_name},
-                                      {"unit", companion.unit_name},
-                                      {"source", companion.text}});
-    }
-    if (!options.out.empty()) {
-      result["directory"] = options.out;
-      result["compile_with"] = command;
-    }
-    console.Print(result);
-  } else if (options.out.empty()) {
-    console.out << source->text;
-    for (const artifact::KernelSource& companion : companions) {
-      console.out << "\n// ==== " << companion.unit_name << "\n" << companion.text;
-    }
-  } else {
-    console.out << options.out << ": " << source->unit_name
-                << ", what it includes, and main.cu, which runs it\n"
-                << command << "\n";
-  }
-  return kExitFine;
+  emitted.decision = *std::move(decision);
+  emitted.source = *std::move(source);
+  return Show(options, (*tools)->bundle(), emitted, console);
 }
 
 }  // namespace

@@ -112,19 +112,18 @@ void PrintKernels(const plan::KernelPlan& plan, const std::vector<StoreState>& s
 void PrintText(const std::string& spec_text, const plan::Decision& decision,
                const tune::Match& match, const std::vector<StoreState>& states,
                const Roofline& roofline, const arch::BoardProfile& board, const Console& console) {
-  const auto line = [&](absl::string_view name, absl::string_view text) {
-    PrintLine(console, name, text);
-  };
-  line("spec", spec_text);
-  line("plan", decision.plan.ToString());
-  line("why", absl::StrCat(decision.why, decision.fallback ? " (fallback)" : ""));
-  line("tuned", match.ToText());
+  PrintLine(console, "spec", spec_text);
+  PrintLine(console, "plan", decision.plan.ToString());
+  PrintLine(console, "why", absl::StrCat(decision.why, decision.fallback ? " (fallback)" : ""));
+  PrintLine(console, "tuned", match.ToText());
   for (const plan::Refusal& refusal : decision.refusals) {
-    line("refused", absl::StrCat(AbslView(plan::FamilyName(refusal.family)), ": ", refusal.reason));
+    PrintLine(console, "refused",
+              absl::StrCat(AbslView(plan::FamilyName(refusal.family)), ": ", refusal.reason));
   }
-  line("padding", absl::StrFormat("%.1f %% of the pairs in the tiles are masked or padding",
-                                  100 * roofline.padding_waste));
-  line("roofline", RooflineText(roofline, board));
+  PrintLine(console, "padding",
+            absl::StrFormat("%.1f %% of the pairs in the tiles are masked or padding",
+                            100 * roofline.padding_waste));
+  PrintLine(console, "roofline", RooflineText(roofline, board));
   PrintKernels(decision.plan, states, console);
 }
 

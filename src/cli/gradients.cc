@@ -140,17 +140,15 @@ absl::StatusOr<GradientAccuracy> CheckGradients(const HostProblem& problem) {
     const std::vector<double>& straightforward = place.Of(plain);
     GradientError error;
     error.name = place.name;
-    double squared = 0, plain_squared = 0, norm = 0, largest = 0;
+    double squared = 0, plain_squared = 0, norm = 0;
     const auto row = static_cast<size_t>(place.dim);
     std::vector<bool> is_zero(wanted.size() / row, true);
     for (size_t n = 0; n < wanted.size(); ++n) {
-      largest = std::max(largest, std::abs(wanted[n]));
       if (wanted[n] != 0 || straightforward[n] != 0) is_zero[n / row] = false;
     }
-    const double zero = std::max(1e-6, 1e-5 * largest);
     ForEachElement(place, [&](size_t n, const std::byte* at) {
       const double value = reference::ToDouble(place.type, at);
-      if (!std::isfinite(value) || (is_zero[n / row] && std::abs(value) > zero)) {
+      if (!std::isfinite(value) || (is_zero[n / row] && std::abs(value) > 1e-6)) {
         ++error.mismatches;
         error.worst_mismatch = std::isnan(value) ? std::numeric_limits<double>::infinity()
                                                  : std::max(error.worst_mismatch, std::abs(value));

@@ -16,8 +16,9 @@ struct GradientError {
   std::string name;         // "dq", "dbias0", ...
   double relative = 0;      // ||x - ref|| / ||ref||, absolute where the reference is 0
   double relative_bar = 0;  // 1.5 times that of the straightforward computation
-  // Values that are not finite, or not 0 where the reference is: beyond what fp32 leaves where a
-  // row sees one key and dP - D cancels, 1e-5 of the largest gradient and at least 1e-6.
+  // Values that are not finite, or not 0 in a row of zeros, beyond what fp32 leaves where a row
+  // sees one key and dP - D cancels. A single 0 is no rule: two keys that agree in one dimension
+  // give it.
   int64_t mismatches = 0;
   double worst_mismatch = 0;  // the largest of them, by magnitude; NaN counts as infinite
   bool holds() const { return mismatches == 0 && relative <= relative_bar; }

@@ -13,6 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "spec/cache_append.h"
 #include "spec/canonical.h"
 #include "spec/validate.h"
 
@@ -24,7 +25,7 @@ constexpr absl::string_view kExample = "for example: fwd bf16 b=2 h=32/8 s=4096 
 bool BeginsSpec(absl::string_view argument) {
   argument = absl::StripLeadingAsciiWhitespace(argument);
   const absl::string_view word = argument.substr(0, argument.find_first_of(" \t"));
-  return word == "fwd" || word == "bwd" || word == "append";
+  return word == "fwd" || word == "bwd" || spec::IsCacheAppendText(StdView(argument));
 }
 
 // Splits NAME=REST of an option.
