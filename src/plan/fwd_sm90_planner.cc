@@ -428,8 +428,8 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
     // Q's.
     plan.ones = spec.dropout == 0 &&
                 (spec.dim_v <= 128 || (spec.dim_v < 192 && spec.dim_v % kPanelColumns != 0));
+    if (!fits_registers()) plan.ones = false;
   }
-  if (!IsE4m3(spec) && !fits_registers()) plan.ones = false;
   if (!fits_registers()) return std::nullopt;
   // A third less to read from shared memory for each product.
   plan.q_in_registers = tile.consumers == 2 && !tile.shares && !IsE4m3(spec) && spec.bias.empty();

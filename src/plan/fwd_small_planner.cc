@@ -195,10 +195,36 @@ bool SetTeams(const PlanRequest& request, KernelPlan& plan) {
   return best > 0;
 }
 
+// A team has all rows of a sequence.
+std::vector<KernelPlan> ShortPlans(const PlanRequest& request, const KernelPlan& common) {
+  const AttentionSpec& spec = request.spec;
+  std::vector<KernelPlan> plans;
+  const int64_t rows = std::max<int64_t>(spec.seqlen_q, 1);
+  // The m16 tiles of a warp share what it reads of K and V, as long as their sums fit its
+  // registers. On one H200 (2026-11-30): 25 rows 368 us in two warps and 451 in one, 144 rows 83 in
+  // three warps and 90 in five.
+  for (const int rows_per_warp : {32, 48, 16}) {
+    if (rows_per_warp == 32 && (rows <= 32 || spec.dim_v > 80)) continue;
+    if (rows_per_warp == 48 && (rows <= 64 || spec.dim_v > 40)) continue;
+    KernelPlan plan = common;
+    plan.rows_per_warp = rows_per_warp;
+    plan.step = rows_per_warp == 48 ? kStepKeysOf48 : kStepKeys;
+    plan.block_n = static_cast<int>(RoundUp(std::max<int64_t>(spec.seqlen_kv, 1), plan.step));
+    plan.warps = static_cast<int>(CeilDiv(rows, rows_per_warp));
+    plan.block_m = plan.warps * rows_per_warp;
+    if (plan.kept_terms != 0) plan.kept_keys = plan.block_n;
+    if (SetTeams(request, plan)) plans.push_back(plan);
+  }
+  std::stable_sort(plans.begin(), plans.end(),
+                   [](const KernelPlan& a, const KernelPlan& b) { return a.block_m < b.block_m; });
+  return plans;
+}
+
 // Tiles of a sequence that is longer than a team's rows. Blocks must meet the same terms again:
 // there are no more (head, tile) than blocks.
-void AddLong(const PlanRequest& request, const KernelPlan& common, std::vector<KernelPlan>& plans) {
+std::vector<KernelPlan> LongPlans(const PlanRequest& request, const KernelPlan& common) {
   const AttentionSpec& spec = request.spec;
+  std::vector<KernelPlan> plans;
   for (const LongTile& tile : kLongTiles) {
     for (const int rows : {128, 64}) {
       KernelPlan plan = common;
@@ -218,6 +244,30 @@ void AddLong(const PlanRequest& request, const KernelPlan& common, std::vector<K
   };
   std::stable_sort(plans.begin(), plans.end(),
                    [&](const KernelPlan& a, const KernelPlan& b) { return order(a) > order(b); });
+  return plans;
+}
+
+// Why another family does better than this one's best plan, or "".
+std::string WhySlower(const PlanRequest& request, const KernelPlan& best) {
+  const AttentionSpec& spec = request.spec;
+  const int64_t rows = std::max<int64_t>(spec.seqlen_q, 1);
+  if (!IsLong(request)) {
+    if (best.block_m <= kManyBiased || Resident(request, best) >= 2) return "";
+    return absl::StrCat("seqlen_q, dim_qk = ", rows, ", ", spec.dim_qk,
+                        ": a multiprocessor has no room for two of its blocks");
+  }
+  if (best.warps < kFewWarps) {
+    return absl::StrCat("seqlen_kv = ", spec.seqlen_kv, ": beside the terms there is room for ",
+                        best.warps, " warps; at least ", kFewWarps, " hide their waits");
+  }
+  const bool has_masks = std::any_of(spec.bias.begin(), spec.bias.end(), [](const BiasTerm& term) {
+    return term.type == ElementType::kBool;
+  });
+  const int64_t tiles = spec.batch * spec.heads_q * CeilDiv(rows, best.block_m) / best.max_grid;
+  if (!request.traits.has_wgmma || has_masks || tiles >= kManyTiles) return "";
+  return absl::StrCat("batch * heads_q = ", spec.batch * spec.heads_q, ": ", tiles,
+                      " tiles for each block; a bias without masks is kept for at least ",
+                      kManyTiles);
 }
 
 }  // namespace
@@ -247,71 +297,27 @@ FamilyAnswer PlanFwdSmall(const PlanRequest& request) {
   common.kept_terms = KeptTerms(spec);
   common.packed_terms = OneTerm(spec, common.kept_terms);
   common.narrow_rows = HasNarrowRows(spec);
-  const int64_t rows = std::max<int64_t>(spec.seqlen_q, 1);
-  // The m16 tiles of a warp share what it reads of K and V, as long as their sums fit its
-  // registers. On one H200 (2026-11-30): 25 rows 368 us in two warps and 451 in one, 144 rows 83 in
-  // three warps and 90 in five.
   const bool is_long = IsLong(request);
-  if (is_long) AddLong(request, common, answer.plans);
-  for (const int rows_per_warp : {32, 48, 16}) {
-    if (is_long) break;
-    if (rows_per_warp == 32 && (rows <= 32 || spec.dim_v > 80)) continue;
-    if (rows_per_warp == 48 && (rows <= 64 || spec.dim_v > 40)) continue;
-    KernelPlan plan = common;
-    plan.rows_per_warp = rows_per_warp;
-    plan.step = rows_per_warp == 48 ? kStepKeysOf48 : kStepKeys;
-    plan.block_n = static_cast<int>(RoundUp(std::max<int64_t>(spec.seqlen_kv, 1), plan.step));
-    plan.warps = static_cast<int>(CeilDiv(rows, rows_per_warp));
-    plan.block_m = plan.warps * rows_per_warp;
-    if (plan.kept_terms != 0) plan.kept_keys = plan.block_n;
-    if (SetTeams(request, plan)) answer.plans.push_back(plan);
-  }
-  if (!is_long) {
-    std::stable_sort(
-        answer.plans.begin(), answer.plans.end(),
-        [](const KernelPlan& a, const KernelPlan& b) { return a.block_m < b.block_m; });
-  }
+  answer.plans = is_long ? LongPlans(request, common) : ShortPlans(request, common);
+  const int64_t rows = std::max<int64_t>(spec.seqlen_q, 1);
   if (answer.plans.empty()) {
     answer.refusal = absl::StrCat("no tile of ", rows, " rows and ", spec.seqlen_kv, " keys fits ",
                                   request.traits.smem_per_block_optin, " bytes of shared memory");
     return answer;
   }
   const KernelPlan& best = answer.plans.front();
-  if (is_long) {
-    if (!request.family.has_value() && best.warps < kFewWarps) {
-      answer.refusal =
-          absl::StrCat("seqlen_kv = ", spec.seqlen_kv, ": beside the terms there is room for ",
-                       best.warps, " warps; at least ", kFewWarps, " hide their waits");
-      answer.plans.clear();
-      return answer;
-    }
-    const bool has_masks =
-        std::any_of(spec.bias.begin(), spec.bias.end(),
-                    [](const BiasTerm& term) { return term.type == ElementType::kBool; });
-    const int64_t tiles = spec.batch * spec.heads_q * CeilDiv(rows, best.block_m);
-    const int64_t tiles_of_block = tiles / best.max_grid;
-    if (!request.family.has_value() && request.traits.has_wgmma && !has_masks &&
-        tiles_of_block < kManyTiles) {
-      answer.refusal = absl::StrCat(
-          "batch * heads_q = ", spec.batch * spec.heads_q, ": ", tiles_of_block,
-          " tiles for each block; a bias without masks is kept for at least ", kManyTiles);
-      answer.plans.clear();
-      return answer;
-    }
+  if (!request.family.has_value()) answer.refusal = WhySlower(request, best);
+  if (!answer.refusal.empty()) {
+    answer.plans.clear();
+  } else if (is_long) {
     answer.why = absl::StrCat(best.max_grid, " blocks of ", TeamsOf(best),
                               " teams keep the terms of ", best.block_m, " rows for all batches");
-    return answer;
+  } else {
+    answer.why = absl::StrCat("teams of ", best.block_m / best.rows_per_warp,
+                              " warps have a whole sequence of ", spec.seqlen_q, " rows and ",
+                              spec.seqlen_kv, " keys, and ", best.max_grid, " blocks of ",
+                              TeamsOf(best), " teams walk all of them");
   }
-  if (!request.family.has_value() && best.block_m > kManyBiased && Resident(request, best) < 2) {
-    answer.refusal = absl::StrCat("seqlen_q, dim_qk = ", rows, ", ", spec.dim_qk,
-                                  ": a multiprocessor has no room for two of its blocks");
-    answer.plans.clear();
-    return answer;
-  }
-  answer.why = absl::StrCat("teams of ", best.block_m / best.rows_per_warp,
-                            " warps have a whole sequence of ", spec.seqlen_q, " rows and ",
-                            spec.seqlen_kv, " keys, and ", best.max_grid, " blocks of ",
-                            TeamsOf(best), " teams walk all of them");
   return answer;
 }
 
