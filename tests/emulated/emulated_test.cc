@@ -22,6 +22,7 @@ namespace {
 using emulated::Emulation;
 using emulated::MakeLongPaged;
 using emulated::Misalign;
+using emulated::PoisonKeysFrom;
 using emulated::Scenario;
 using emulated::SetLengths;
 using emulated::ShareKeys;
@@ -51,18 +52,6 @@ void MakePaged(HostCase& c) {
   };
   c.args.k = {c.k.data(), strides(c.spec.dim_qk)};
   c.args.v = {c.v.data(), strides(c.spec.dim_v)};
-}
-
-// NaN in keys that no row sees.
-void PoisonKeysFrom(HostCase& c, int64_t first) {
-  for (int64_t b = 0; b < c.spec.batch; ++b) {
-    for (int64_t j = first; j < c.spec.seqlen_kv; ++j) {
-      for (int64_t h = 0; h < c.spec.heads_kv; ++h) {
-        for (int64_t d = 0; d < c.spec.dim_qk; ++d) c.k.Set(c.KAt(b, j, h, d), kNaN);
-        for (int64_t d = 0; d < c.spec.dim_v; ++d) c.v.Set(c.VAt(b, j, h, d), kNaN);
-      }
-    }
-  }
 }
 
 // What only the rows of head 3 see.

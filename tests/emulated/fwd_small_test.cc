@@ -8,6 +8,7 @@
 
 #include "plan/family_planner.h"
 #include "spec/canonical.h"
+#include "tests/emulated/case_changes.h"
 #include "tests/emulated/emulated_call.h"
 #include "tests/emulated/emulated_case.h"
 
@@ -15,21 +16,8 @@ namespace tilewright {
 namespace {
 
 using emulated::Emulation;
+using emulated::PoisonKeysFrom;
 using reference::HostCase;
-
-// Keys from `first` on that no row sees: what comes of them shows that a tile was not computed
-// again, or not from its first block of keys.
-void PoisonKeysFrom(HostCase& c, int64_t first) {
-  const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (int64_t b = 0; b < c.spec.batch; ++b) {
-    for (int64_t j = first; j < c.spec.seqlen_kv; ++j) {
-      for (int64_t h = 0; h < c.spec.heads_kv; ++h) {
-        for (int64_t d = 0; d < c.spec.dim_qk; ++d) c.k.Set(c.KAt(b, j, h, d), nan);
-        for (int64_t d = 0; d < c.spec.dim_v; ++d) c.v.Set(c.VAt(b, j, h, d), nan);
-      }
-    }
-  }
-}
 
 // Keys that a mask hides, with scores far above the others, and bias rows of nothing but -inf, or
 // half of it.
