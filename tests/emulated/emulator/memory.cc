@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "tests/emulated/emulator/cluster.h"
-#include "tests/support/sanitizers.h"
 
 namespace cuda_on_host {
 namespace {
@@ -295,10 +294,8 @@ void SetInFlight(int rank, size_t offset, size_t bytes, bool in_flight) {
 }  // namespace cuda_on_host
 
 // What -fsanitize=thread calls before loads and stores, and what -fsanitize=undefined calls when
-// something is wrong. A program that is itself built with TSan has the names of the first already,
-// and one with UBSan, which comes with ASan here, those of the second: kernels are compiled
-// without.
-#if !TILEWRIGHT_THREAD_SANITIZER
+// something is wrong. A program that is itself built with UBSan has the names of the second
+// already: its kernels are compiled without.
 namespace {
 
 [[noreturn]] void AbortWith(const std::string& what, const void* code) {
@@ -342,7 +339,7 @@ void __tsan_write_range(void* address, unsigned long bytes) {
 }
 void __tsan_init() {}
 
-#if !TILEWRIGHT_ADDRESS_SANITIZER
+#ifdef TILEWRIGHT_WATCH_UNDEFINED_BEHAVIOR
 void __ubsan_handle_type_mismatch_v1_abort(void* data, void* address) {
   const auto alignment = size_t{1} << static_cast<unsigned char*>(data)[24];
   CheckAligned(address, alignment, __builtin_return_address(0));
@@ -373,4 +370,3 @@ void __ubsan_handle_divrem_overflow_abort(void*, void*, void*) {
 #endif
 }
 #undef TILEWRIGHT_ACCESS
-#endif
