@@ -8,7 +8,7 @@
 Rows and workloads come in this order; what RESUME holds of the same commit is not run again, and no
 group begins after BUDGET seconds, so that several short runs add up to one file. It is written after
 each group. Groups of up to 8 that fit in 16 GB are measured together by the protocol of compare.py
-(--together), rows with 40 ms instead of 70 a round, workloads of the zoo with 15 ms and 5 ms of
+(--together), rows with 40 ms instead of 70 a round, workloads of the zoo with 10 ms and 3 ms of
 warming up (`protocol` says which).
 
 `not_timed` says of each other workload of the zoo what compare.py makes no inputs for; the GPU tests run
@@ -33,7 +33,7 @@ TOPIC = "portable"
 PEERS = ["cudnn", "flash", "efficient"]
 PROTOCOLS = {
     "rows": {"WARMUP_TOGETHER_MS": 30, "REP_MS": 40},
-    "zoo": {"WARMUP_TOGETHER_MS": 5, "REP_MS": 15},
+    "zoo": {"WARMUP_TOGETHER_MS": 3, "REP_MS": 10},
 }
 MOST_TOGETHER = 8
 MOST_BYTES = 16e9

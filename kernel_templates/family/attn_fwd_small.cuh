@@ -85,6 +85,19 @@ template <class Config>
 inline constexpr bool kTilesAreAlike = kIsSame<typename Config::Lengths, LengthsUniform> &&
                                        (Config::Mask::kIsInterval || Config::kKeptTerms != 0);
 
+// Whether a block may find its tiles all alike (WalkAlikeTiles): nothing but what is kept of the
+// terms, or the length, says which keys a row sees.
+template <class Config>
+inline constexpr bool kMayBeAlike =
+    kTilesAreAlike<Config>&& Config::KvRows::kIsDense&& Config::Dropout::kIdentity &&
+    (Config::kKeptTerms != 0 || (Config::Score::kIdentity && Config::Mask::kIsEmpty));
+
+// Of a sequence.
+template <class Config, class Params>
+__device__ __forceinline__ int KeyBlocks(const Params& params) {
+  return static_cast<int>((SeqlenKv<Config>(params) + Config::kBlockN - 1) / Config::kBlockN);
+}
+
 // A tile of query rows: of which (batch, head), and which of its tiles.
 struct Place {
   u32 b;
@@ -99,7 +112,8 @@ struct Distance {
   i64 h;
   i64 m;
   bool same_terms;  // all tiles of the block have the same bias terms
-  // Elements between the tensors' rows, where the tiles are the same ones of other batches.
+  // Elements between the tensors' rows, where the tiles are the same ones of other batches. Of k
+  // and v, if they may be alike: from the row behind the last block of keys of a tile.
   i64 q;
   i64 k;
   i64 v;
@@ -160,14 +174,22 @@ struct alignas(16) Tile {
 // A block of keys of a tile.
 template <class Config>
 struct Visit {
+  static constexpr bool kHasTerms = false;
+  static constexpr bool kMayBeCareful = true;
+  // Once a visit. Where tiles may be alike this is seldom needed, and has few registers to spare.
+  static constexpr bool kMakesPolicies = !kMayBeAlike<Config>;
+  // Where tiles may be alike this is what attends to those that were not finite.
+  static constexpr bool kAlwaysCareful = kMayBeAlike<Config>;
   Tile<Config> tile;
   Addresses<typename Config::Element> at;
   int n;     // block of keys; below tile.begin the tile has none
   int keys;  // of the block
   // In one register.
-  bool exists : 1;   // beyond the last tile of this block nothing does
-  bool first : 1;    // of its tile
-  bool careful : 1;  // the tile's second attempt
+  bool exists : 1;  // beyond the last tile of this block nothing does
+  bool first : 1;   // of its tile
+  bool again : 1;   // the tile's second attempt
+
+  __device__ __forceinline__ bool careful() const { return kAlwaysCareful || again; }
 
   __device__ __forceinline__ i64 kv_begin() const { return i64{n} * Config::kBlockN; }
   template <class Params>
@@ -230,8 +252,8 @@ struct Visit {
       first = false;
       return false;
     }
-    careful = false;
-    if (!distance.steady) {
+    again = false;
+    if (kAlwaysCareful || !distance.steady) {
       Move(distance, params);
       return true;
     }
@@ -251,6 +273,22 @@ struct Visit {
     }
     return false;
   }
+};
+
+// The same of tiles that are all alike: what they have in common is left out.
+template <class Config>
+struct AlikeVisit {
+  static constexpr bool kHasTerms = Config::kKeptTerms != 0;
+  static constexpr bool kMayBeCareful = false;
+  static constexpr bool kMakesPolicies = false;
+  u32 b;
+  int n;
+  int keys;
+  bool exists;
+  bool first;
+
+  static __device__ __forceinline__ constexpr bool careful() { return false; }
+  __device__ __forceinline__ i64 kv_begin() const { return i64{n} * Config::kBlockN; }
 };
 
 TILEWRIGHT_HOST_DEVICE constexpr int BitCount(unsigned bits) {
@@ -290,7 +328,7 @@ struct TeamStorage {
   alignas(16) Element q[2][Config::kBlockM][Rows<Config>::kPitchQo];
   alignas(16) Element k[2][Config::kBlockN][Rows<Config>::kPitchQk];
   alignas(16) Element v[2][Config::kBlockN][Rows<Config>::kPitchV];
-  u32 keep[2][Config::kBlockN / 2];
+  alignas(16) u32 keep[2][Config::kBlockN / 2];
   Tile<Config> tiles[2];  // as of q
   // Which warps found at this visit and at the one before that the tile has to be computed again.
   // Read as words.
@@ -306,6 +344,7 @@ struct SharedStorage {
   Term terms[kTermTiles + 1][32];  // one more, for there are no arrays of nothing
   Distance distance;
   Widths wide;
+  bool alike;   // all tiles of this block, whose terms are then kept
   Place first;  // tile of this block
 };
 
@@ -349,6 +388,28 @@ struct TileCopier {
       from += distance;
     }
   }
+
+  // The same for wide rows, leaving alone what lies behind the last of them. Returns the
+  // place of the row behind all these steps.
+  template <int kTileRows, int kPitch>
+  static __device__ __forceinline__ const Element* StartExisting(Element (&tile)[kTileRows][kPitch],
+                                                                 const Element* from, i64 stride,
+                                                                 int rows) {
+    const int bytes =
+        kChunks * 8 == kColumnCount ? 16 : Min(16, Max(0, (kColumnCount - Chunk() * 8) * 2));
+    const int left = kLanes != kChunks && Chunk() >= kChunks ? 0 : rows - Row();
+    const i64 distance = ptx::Opaque(stride * (2 * kRows));  // bytes
+    u64 address = reinterpret_cast<u64>(from);
+#pragma unroll
+    for (int step = 0; step < kTileRows; step += kRows) {
+      if (step < left) {
+        CopyChunk<Config>(&tile[ColumnOfKey<kRunKeys>(step + Row())][Chunk() * 8],
+                          reinterpret_cast<const Element*>(address), bytes);
+      }
+      address += static_cast<u64>(distance);
+    }
+    return reinterpret_cast<const Element*>(address);
+  }
 };
 
 template <class Config>
@@ -357,6 +418,10 @@ struct Copier {
   using Q = TileCopier<Config, Config::kHeadDimQk, Rows<Config>::kQStep, 2>;
   using K = TileCopier<Config, Config::kHeadDimQk, Rows<Config>::kQStep, Config::kRunKeys>;
   using V = TileCopier<Config, Config::kHeadDimV, Rows<Config>::kVStep, Config::kRunKeys>;
+  // Of a warp's rows of O.
+  static constexpr int kChunksOfO = RoundUp(Config::kHeadDimV, 8) / 8;
+  static constexpr int kLanesOfO = PowerOfTwoFrom(kChunksOfO);
+  static constexpr int kRowsOfO = 32 / kLanesOfO;
   const Widths& wide;
 
   // Of this thread's first chunks.
@@ -400,27 +465,34 @@ struct Copier {
                               tile.MakeProblem(params), params);
       return;
     }
+    StoreWide(rows, tile.o + OffsetOfO(params), params.core.o_strides.seq * (2 * kRowsOfO),
+              tile.rows);
+  }
+
+  // Of the first chunk of O that this thread writes, from the tile's first row.
+  template <class Params>
+  __device__ __forceinline__ i64 OffsetOfO(const Params& params) const {
+    return (Rows<Config>::FirstRow() + RowOfO()) * params.core.o_strides.seq + ChunkOfO() * 8;
+  }
+  // The same for wide rows. `to`: this thread's first chunk; `distance`: bytes between rows that
+  // are kRowsOfO apart.
+  __device__ __forceinline__ void StoreWide(const Element* rows, Element* to, i64 distance,
+                                            int tile_rows) const {
     if (kLanesOfO != kChunksOfO && ChunkOfO() >= kChunksOfO) return;
-    const int first_row = Rows<Config>::FirstRow() + RowOfO();
-    const int left = tile.rows - first_row;
-    const i64 stride = params.core.o_strides.seq, distance = stride * kRowsOfO;
+    const int left = tile_rows - Rows<Config>::FirstRow() - RowOfO();
     const Element* from = rows + RowOfO() * Rows<Config>::kPitchQo + ChunkOfO() * 8;
-    Element* to = tile.o + first_row * stride + ChunkOfO() * 8;
+    u64 address = reinterpret_cast<u64>(to);
 #pragma unroll
     for (int step = 0; step < Config::kRowsPerWarp; step += kRowsOfO) {
       if (step < left) {
-        *reinterpret_cast<Words<16>*>(to) =
+        *reinterpret_cast<Words<16>*>(address) =
             *reinterpret_cast<const Words<16>*>(from + step * Rows<Config>::kPitchQo);
       }
-      to += distance;
+      address += static_cast<u64>(distance);
     }
   }
 
  private:
-  // Of a warp's rows of O.
-  static constexpr int kChunksOfO = RoundUp(Config::kHeadDimV, 8) / 8;
-  static constexpr int kLanesOfO = PowerOfTwoFrom(kChunksOfO);
-  static constexpr int kRowsOfO = 32 / kLanesOfO;
   static __device__ __forceinline__ int RowOfO() {
     return static_cast<int>(threadIdx.x % 32) / kLanesOfO;
   }
@@ -449,8 +521,8 @@ struct Copier {
 // a visit is attended to and puts the answers together after it: nothing waits for them.
 template <class Config, class Params>
 struct OtherMasks {
-  __device__ __forceinline__ OtherMasks(const Tile<Config>&, const Params&) {}
-  __device__ __forceinline__ void Ask(const Visit<Config>&, const Params&) {}
+  __device__ __forceinline__ explicit OtherMasks(const Place&) {}
+  __device__ __forceinline__ void Ask(const AlikeVisit<Config>&, const Params&) {}
   __device__ __forceinline__ void Store(u32*) const {}
 };
 template <class Config, class Params>
@@ -462,9 +534,9 @@ struct OtherMasks<Config, Params> {
   const Bool8* of_tile[kMasks];
   Bool8 answers[kSteps][2][kMasks];
 
-  __device__ __forceinline__ OtherMasks(const Tile<Config>& tile, const Params& params) {
-    Find(tile, params);
-  }
+  const int h;
+
+  __device__ __forceinline__ explicit OtherMasks(const Place& place) : h(place.h) {}
 
   // Calls use(n, args) for each of the masks.
   template <class Use>
@@ -475,15 +547,14 @@ struct OtherMasks<Config, Params> {
       if (Config::kOtherMasks >> term & 1) use(n++, params.bias[term]);
     }
   }
-  __device__ __forceinline__ void Find(const Tile<Config>& tile, const Params& params) {
+  __device__ __forceinline__ void Find(i64 b, const Params& params) {
     ForEach(params, [&](int n, const abi::BiasArgs& bias) {
       // Without divisions where each batch has a row of its own.
-      const i64 b = tile.place.b;
       const i64 row = bias.batch_div == 1 && b < bias.batch_mod
                           ? b
                           : Remainder(Quotient(b, bias.batch_div), bias.batch_mod);
-      of_tile[n] = static_cast<const Bool8*>(bias.data) + row * bias.stride_batch +
-                   tile.place.h * bias.stride_head;
+      of_tile[n] =
+          static_cast<const Bool8*>(bias.data) + row * bias.stride_batch + h * bias.stride_head;
     });
   }
 
@@ -491,8 +562,14 @@ struct OtherMasks<Config, Params> {
   static __device__ __forceinline__ int PairOf(int step) {
     return step * kThreads<Config> + ThreadOfTeam<Config>();
   }
-  __device__ __forceinline__ void Ask(const Visit<Config>& visit, const Params& params) {
-    if (visit.first) Find(visit.tile, params);
+  // Where a lane finds those of a step of keys side by side.
+  static __device__ __forceinline__ int PlaceOf(int pair) {
+    constexpr int kOfStep = Config::kStepKeys / 2;
+    return pair / kOfStep * kOfStep + pair % 4 * (kOfStep / 4) + pair % kOfStep / 4;
+  }
+  __device__ __forceinline__ void Ask(const AlikeVisit<Config>& visit, const Params& params) {
+    if (PairOf(0) >= kPairs) return;
+    if (visit.first) Find(visit.b, params);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
@@ -507,6 +584,7 @@ struct OtherMasks<Config, Params> {
     }
   }
   __device__ __forceinline__ void Store(u32* keep) const {
+    if (PairOf(0) >= kPairs) return;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       u32 kept = ~0u;
@@ -514,13 +592,13 @@ struct OtherMasks<Config, Params> {
       for (int n = 0; n < kMasks; ++n) {
         kept &= (answers[step][0][n] ? 0xffffu : 0) | (answers[step][1][n] ? 0xffff0000u : 0);
       }
-      if (PairOf(step) < kPairs) keep[PairOf(step)] = kept;
+      if (PairOf(step) < kPairs) keep[PlaceOf(PairOf(step))] = kept;
     }
   }
 };
 
 // The keys of a visit, by one warp.
-template <class Config, class Params>
+template <class Config, class Params, class AnyVisit>
 struct Attention {
   using Element = typename Config::Element;
   using Scores = typename Rows<Config>::ScoreTile;
@@ -534,17 +612,15 @@ struct Attention {
   const Params& params;
   Rows<Config>& rows;
   const Tile<Config>& tile;
-  const Visit<Config>& visit;
+  const AnyVisit& visit;
   int q_slot;
   int slot;
-  bool keeps_terms;  // those of this block
 
   __device__ __forceinline__ void Run() const {
-    if constexpr (Config::kKeptTerms == 0 || !Config::Dropout::kIdentity) {
+    if constexpr (AnyVisit::kMakesPolicies) {
       const HeadPolicies<Config, Params> policies(tile.MakeProblem(params), params);
       Steps(&policies);
     } else {
-      // Which terms a head has takes divisions, which kept ones spare.
       Steps(nullptr);
     }
   }
@@ -552,7 +628,7 @@ struct Attention {
   // Attends to the keys. Without `policies` those that are needed are made.
   __device__ __forceinline__ void Steps(const HeadPolicies<Config, Params>* policies) const {
     const int steps = (visit.keys + Config::kStepKeys - 1) / Config::kStepKeys;
-    if (visit.careful) {
+    if (visit.careful()) {
       ZeroUnseenValues<Config>(shared.v[slot], tile.MakeProblem(params), tile.q_begin(),
                                visit.kv_begin(), params);
     }
@@ -561,11 +637,11 @@ struct Attention {
       Scores scores;
       rows.Scores(scores, &shared.q[q_slot][Rows<Config>::FirstRow()][0],
                   &shared.k[slot][step * Config::kStepKeys][0]);
-      if (Config::kKeptTerms != 0 && keeps_terms && !visit.careful) {
+      if constexpr (AnyVisit::kHasTerms) {
         AddTerms(scores, step);
-      } else if (kKeysOnly) {
+      } else if constexpr (kKeysOnly) {
         MaskKeys(scores, step);
-      } else if (policies != nullptr) {
+      } else if constexpr (AnyVisit::kMakesPolicies) {
         Apply(scores, *policies, step);
       } else {
         Apply(scores, HeadPolicies<Config, Params>(tile.MakeProblem(params), params), step);
@@ -641,8 +717,7 @@ struct Attention {
     const float scale = Config::Score::kIdentity ? 1.f : params.core.scale;
     const int first = FirstTerm(step);
     u32 kept[kNTiles];
-#pragma unroll
-    for (int n = 0; n < kNTiles; ++n) kept[n] = KeptOf(step, n);
+    GetKept(kept, step);
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
       if constexpr (Config::kPackedTerms) {
@@ -682,12 +757,21 @@ struct Attention {
     }
   }
 
-  // What the other masks keep of the lane's two keys in a tile of the step, by 16 bits each.
-  __device__ __forceinline__ u32 KeptOf(int step, int n) const {
+  // What the other masks keep of the lane's two keys in each tile of the step, by 16 bits each.
+  __device__ __forceinline__ void GetKept(u32 (&kept)[kNTiles], int step) const {
     if constexpr (HasOtherMasks<Config>) {
-      return shared.keep[slot][step * (Config::kStepKeys / 2) + n * 4 + threadIdx.x % 4];
+      constexpr int kAtOnce = kNTiles < 4 ? kNTiles : 4;
+      const u32* const words =
+          &shared.keep[slot][step * (Config::kStepKeys / 2) + threadIdx.x % 4 * kNTiles];
+#pragma unroll
+      for (int first = 0; first < kNTiles; first += kAtOnce) {
+        const auto some = *reinterpret_cast<const Words<4 * kAtOnce>*>(words + first);
+#pragma unroll
+        for (int n = 0; n < kAtOnce; ++n) kept[first + n] = some.word[n];
+      }
     } else {
-      return ~0u;
+#pragma unroll
+      for (int n = 0; n < kNTiles; ++n) kept[n] = ~0u;
     }
   }
 
@@ -731,14 +815,16 @@ struct Attention {
     // The scale of an empty chain is folded into the exponent.
     const float to_log2 = Config::Score::kIdentity ? params.core.scale * kLog2OfE : kLog2OfE;
     constexpr bool kAlways = Rows<Config>::kWatchAlways;
+    constexpr bool kNeverWatches = kKeysOnly && !AnyVisit::kMayBeCareful;
     if (visit.first && step == 0) {
-      if (kKeysOnly && !kAlways && !visit.careful) {
+      if (kKeysOnly && !kAlways && !visit.careful()) {
         rows.StartWithFirstKey(scores, to_log2);
       } else {
-        rows.StartReferences(scores, to_log2, kAlways || visit.careful);
+        rows.StartReferences(scores, to_log2, kAlways || visit.careful());
       }
-    } else if (kAlways || rows.softmax.watch) {
-      rows.WatchScores(scores, to_log2, kAlways || visit.careful);
+    } else if (kAlways || (!kNeverWatches && rows.softmax.watch)) {
+      __syncwarp();  // else maxima are taken before it is known whether they are needed
+      rows.WatchScores(scores, to_log2, kAlways || visit.careful());
     }
     if constexpr (!Config::Dropout::kIdentity) {
       Weights<kNTiles>(scores, rows.softmax, to_log2, 0);
@@ -750,7 +836,8 @@ struct Attention {
 };
 
 // As Rows::Finish where nothing but O is asked for, to places that are one address and constants.
-template <class Config>
+// kIsFinite: or what is written will not be kept.
+template <class Config, bool kIsFinite>
 __device__ __forceinline__ void Normalise(const Rows<Config>& rows, typename Config::Element* own) {
   using Of = Rows<Config>;
   const unsigned lane = threadIdx.x % 32;
@@ -767,7 +854,7 @@ __device__ __forceinline__ void Normalise(const Rows<Config>& rows, typename Con
       for (int n = 0; n < Of::kVTiles; ++n) {
         // What is no number stays none where every row sees every key.
         const float(&o)[4] = rows.o[m][n];
-        const bool cleared = empty && !kAllRowsAlike<Config>;
+        const bool cleared = empty && !kIsFinite && !kAllRowsAlike<Config>;
         const float low = cleared ? 0.f : o[2 * r] * scale;
         const float high = cleared ? 0.f : o[2 * r + 1] * scale;
         first[((16 * m + 8 * r) * Of::kPitchQo + 8 * n) / 2] = Of::Ops::Pack(high, low);
@@ -777,52 +864,160 @@ __device__ __forceinline__ void Normalise(const Rows<Config>& rows, typename Con
   __syncwarp();
 }
 
+// Normalises O into the warp's rows `own` of shared memory, and writes the LSE.
+template <class Config, bool kIsFinite, class Params>
+__device__ __forceinline__ void FinishRows(Rows<Config>& rows, typename Config::Element* own,
+                                           const Tile<Config>& tile, const Params& params) {
+  if constexpr (Rows<Config>::kStoresLse || Rows<Config>::kHasSink || !Rows<Config>::kHasRowSums) {
+    rows.template Finish<kAllRowsAlike<Config>>(own, tile.MakeProblem(params), tile.q_begin(),
+                                                params);
+  } else {
+    Normalise<Config, kIsFinite>(rows, own);
+  }
+}
+
+// Clears the rows of a tile from `first` on, by a team: no copy may reach them, and they meet
+// weights of 0, which a NaN survives.
+template <class Config, int kRunKeys, int kTileRows, int kPitch>
+__device__ __forceinline__ void ClearRowsFrom(int first,
+                                              typename Config::Element (&tile)[kTileRows][kPitch]) {
+  constexpr int kChunks = kPitch / 8;
+#pragma unroll 1
+  for (int n = first * kChunks + ThreadOfTeam<Config>(); n < kTileRows * kChunks;
+       n += kThreads<Config>) {
+    auto* const row = reinterpret_cast<Words<16>*>(&tile[ColumnOfKey<kRunKeys>(n / kChunks)][0]);
+    row[n % kChunks] = {{0, 0, 0, 0}};
+  }
+}
+
+// The tiles of a block that are the same ones of other batches, with the terms that are kept of
+// them: what Run does for any, without what it would find to be the same at each visit. False when
+// O of one of them came out non-finite: then Run attends to all of them once more.
 template <class Config, class Params>
-__device__ __forceinline__ void Run(const Params& params) {
-  static_assert(MaskPolicy<typename Config::Mask, Params>);
-  static_assert(ScorePolicy<typename Config::Score, Params>);
-  static_assert(KvRowsPolicy<typename Config::KvRows, Params>);
-  static_assert(Config::kBlockM * Config::kTeams == Config::kWarps * Config::kRowsPerWarp);
-  static_assert(Config::kRowsPerWarp % 16 == 0);
-  static_assert(Config::kStepKeys % 16 == 0 && Config::kStepKeys % (4 * Config::kRunKeys) == 0);
-  static_assert(Config::kBlockN % Config::kStepKeys == 0);
-  static_assert(Config::kTermKeys % Config::kBlockN == 0);
-  extern __shared__ __align__(16) u8 shared_bytes[];
-  auto& storage = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
-  const int team = static_cast<int>(threadIdx.x) / kThreads<Config>;
-  const bool is_first = ThreadOfTeam<Config>() == 0;
-  TeamStorage<Config>& shared = storage.teams[team];
+__device__ __forceinline__ bool WalkAlikeTiles(SharedStorage<Config>& storage,
+                                               TeamStorage<Config>& shared, int team,
+                                               const Params& params) {
   using Element = typename Config::Element;
-  Rows<Config> rows;
-  const Copier<Config> copier{storage.wide};
-  if (threadIdx.x == 0) {
-    Distance distance = Distance::Of<Config>(i64{gridDim.x} * Config::kTeams, params);
-    if constexpr (Config::kKeptTerms != 0) {
-      distance.same_terms = Distance::Of<Config>(gridDim.x, params).same_terms &&
-                            SeqlenKv<Config>(params) <= Config::kTermKeys;
-    }
-    storage.distance = distance;
-    storage.wide = Widths::Of<Config>(params);
-  }
-  // By another warp, where there is one: the divisions take their time.
-  if (ThreadOfTeam<Config>() == kThreads<Config> - 1) {
-    const Distance start = Distance::Of<Config>(blockIdx.x + i64{gridDim.x} * team, params);
-    const Place place = {static_cast<u32>(start.b), static_cast<int>(start.h),
-                         static_cast<int>(start.m)};
-    shared.tiles[0] = {.place = place, .rows = 0, .begin = 0, .top = 0, .o = nullptr};
-    if (team == 0) storage.first = place;
-    for (auto& of_visit : shared.failed) {
-      for (u8& failed : of_visit) failed = 0;
-    }
-  }
-  __syncthreads();
+  using Attend = Attention<Config, Params, AlikeVisit<Config>>;
   const Distance& distance = storage.distance;
-  const bool keeps_terms = Config::kKeptTerms != 0 && distance.same_terms;
+  const Copier<Config> copier{storage.wide};
+  const abi::AttnFwdParams& core = params.core;
+  const Place& place = shared.tiles[0].place;
+  Tile<Config> tile = shared.tiles[0];
+  const Problem problem = tile.MakeProblem(params);
+  const i64 q_end = Min(tile.q_begin() + Config::kBlockM, problem.seqlen_q);
+  tile.rows = static_cast<int>(q_end - tile.q_begin());
+  tile.o = copier.RowsOfO(problem, tile.q_begin(), params);
+  const int blocks = KeyBlocks<Config>(params);
+  const int keys_of_last = static_cast<int>(problem.seqlen_kv - (blocks - 1) * Config::kBlockN);
+  Addresses<Element> at = copier.Find(problem, tile.q_begin(), 0, params);
+  Element* o = tile.o + copier.OffsetOfO(params);
+  AlikeVisit<Config> next = {.b = place.b,
+                             .n = 0,
+                             .keys = blocks == 1 ? keys_of_last : Config::kBlockN,
+                             .exists = place.b < Batch<Config>(params),
+                             .first = true};
+  // Leaves `at` at the next block of keys.
+  const auto start_copies = [&](int q_slot, int slot) {
+    using Of = Copier<Config>;
+    if constexpr (Config::kNarrowRows) {
+      const bool wide = storage.wide.in;
+      if (next.first) Of::Q::Start(shared.q[q_slot], at.q, core.q_strides.seq, tile.rows, wide);
+      Of::K::Start(shared.k[slot], at.k, core.k_strides.seq, next.keys, wide);
+      Of::V::Start(shared.v[slot], at.v, core.v_strides.seq, next.keys, wide);
+      at.k += Config::kBlockN * core.k_strides.seq;
+      at.v += Config::kBlockN * core.v_strides.seq;
+    } else {
+      if (next.first) {
+        Of::Q::StartExisting(shared.q[q_slot], at.q, core.q_strides.seq, tile.rows);
+      }
+      at.k = Of::K::StartExisting(shared.k[slot], at.k, core.k_strides.seq, next.keys);
+      at.v = Of::V::StartExisting(shared.v[slot], at.v, core.v_strides.seq, next.keys);
+      constexpr int kBehindK = RoundUp(Config::kBlockN, Of::K::kRows) - Config::kBlockN;
+      constexpr int kBehindV = RoundUp(Config::kBlockN, Of::V::kRows) - Config::kBlockN;
+      if constexpr (kBehindK > 0) at.k -= kBehindK * core.k_strides.seq;
+      if constexpr (kBehindV > 0) at.v -= kBehindV * core.v_strides.seq;
+    }
+  };
+  Rows<Config> rows;
+  rows.Start();
+  if constexpr (!Config::kNarrowRows) {
+#pragma unroll 1
+    for (int slot = 0; slot < 2; ++slot) {
+      ClearRowsFrom<Config, 2>(tile.rows, shared.q[slot]);
+      ClearRowsFrom<Config, Config::kRunKeys>(keys_of_last, shared.k[slot]);
+      ClearRowsFrom<Config, Config::kRunKeys>(keys_of_last, shared.v[slot]);
+    }
+    SyncTeam<Config>();
+  }
+  if (next.exists) start_copies(0, 0);
+  CommitCopies<Config>();
+  OtherMasks<Config, Params> masks(place);
+  masks.Ask(next, params);
+  if constexpr (Config::kKeptTerms != 0) {
+    // Behind the first copies. All tiles of the block have the terms of its first.
+    Attend::MakeTerms(storage.terms, storage.first, team, params);
+    __syncthreads();
+  }
+  masks.Store(shared.keep[0]);
+  bool fails = false;
+  int q_slot = 0;
+#pragma unroll 1
+  for (int slot = 0; next.exists; slot ^= 1) {
+    WaitForCopies<Config>();
+    SyncTeam<Config>();
+    const AlikeVisit<Config> visit = next;
+    const bool last = ++next.n == blocks;
+    next.first = last;
+    if (last) {
+      next.n = 0;
+      next.b += static_cast<u32>(distance.b);
+      next.exists = next.b < Batch<Config>(params);
+      at.q += distance.q;
+      at.k += distance.k;
+      at.v += distance.v;
+    }
+    next.keys = next.n + 1 == blocks ? keys_of_last : Config::kBlockN;
+    if (next.exists) start_copies(last ? q_slot ^ 1 : q_slot, slot ^ 1);
+    CommitCopies<Config>();
+    masks.Ask(next, params);
+    Attend{shared, storage.terms, params, rows, tile, visit, q_slot, slot}.Run();
+    if (last) {
+      fails |= Attend::Failed(rows);
+      Element* const own = &shared.q[q_slot][Rows<Config>::FirstRow()][0];
+      __syncwarp();  // Q has been read
+      Tile<Config> done = shared.tiles[0];  // its head, which takes no registers meanwhile
+      done.place.b = visit.b;
+      FinishRows<Config, true>(rows, own, done, params);
+      if constexpr (Config::kNarrowRows) {
+        copier.Store(own, tile, params);
+        tile.o += distance.o;
+      } else {
+        copier.StoreWide(own, o, ptx::Opaque(core.o_strides.seq * (2 * Copier<Config>::kRowsOfO)),
+                         tile.rows);
+        o += distance.o;
+      }
+      rows.Start();
+      q_slot ^= 1;
+    }
+    masks.Store(shared.keep[slot ^ 1]);
+  }
+  return !__syncthreads_or(fails);
+}
+
+// The tiles of a block, whatever they are.
+template <class Config, class Params>
+__device__ __forceinline__ void WalkTiles(SharedStorage<Config>& storage,
+                                          TeamStorage<Config>& shared, const Params& params) {
+  using Element = typename Config::Element;
+  const bool is_first = ThreadOfTeam<Config>() == 0;
+  const Copier<Config> copier{storage.wide};
+  const Distance& distance = storage.distance;
+  Rows<Config> rows;
   // Before the first visit, and when the last tile is to be computed again, there is none to attend
   // to.
   Visit<Config> visit = {};
   bool begins = true;
-  OtherMasks<Config, Params> masks(shared.tiles[0], params);
   rows.Start();
   int q_slot = 0, slot = 0;
   for (;; slot ^= 1) {
@@ -838,7 +1033,7 @@ __device__ __forceinline__ void Run(const Params& params) {
     next.tile = failed ? shared.tiles[q_slot ^ 1] : tile;
     if (failed || begins || next.Follow(distance, params)) {
       next.Begin(distance, copier, params);
-      next.careful = failed;
+      next.again = failed;
     }
     const bool last = !next.exists || next.first;
     if (next.exists) {
@@ -846,49 +1041,123 @@ __device__ __forceinline__ void Run(const Params& params) {
       copier.Start(shared, next.first ? q_slot ^ 1 : q_slot, slot ^ 1, next, params);
     }
     CommitCopies<Config>();
-    masks.Ask(next, params);
     bool fails_here = false;
     if (!idle) {
-      if (visit.careful && visit.first) {
+      if (visit.careful() && visit.first) {
         __syncwarp();  // a branch that is not taken, instead of a selection for each register
         rows.Start();
       }
       if (visit.keys > 0) {
-        Attention<Config, Params>{shared, storage.terms, params, rows,       tile,
-                                  visit,  q_slot,        slot,   keeps_terms}
+        Attention<Config, Params, Visit<Config>>{shared, storage.terms, params, rows,
+                                                 tile,   visit,         q_slot, slot}
             .Run();
       }
       if (last) {
-        const bool fails = Attention<Config, Params>::Failed(rows);
         // This tile comes once more, if the one before failed, which may have cut it short.
-        fails_here = !failed && !visit.careful && __any_sync(kAllLanes, fails);
+        const bool fails = Attention<Config, Params, Visit<Config>>::Failed(rows);
+        fails_here = !failed && !visit.again && __any_sync(kAllLanes, fails);
         Element* const own = &shared.q[q_slot][Rows<Config>::FirstRow()][0];
         __syncwarp();  // Q has been read
-        if constexpr (Rows<Config>::kStoresLse || Rows<Config>::kHasSink ||
-                      !Rows<Config>::kHasRowSums) {
-          rows.template Finish<kAllRowsAlike<Config>>(own, tile.MakeProblem(params), tile.q_begin(),
-                                                      params);
-        } else {
-          Normalise<Config>(rows, own);
-        }
+        FinishRows<Config, false>(rows, own, tile, params);
         copier.Store(own, tile, params);
         rows.Start();
       }
     }
-    if constexpr (Config::kKeptTerms != 0) {
-      if (begins) {
-        // Behind the first copies. All tiles of the block have the terms of its first.
-        if (keeps_terms) {
-          Attention<Config, Params>::MakeTerms(storage.terms, storage.first, team, params);
-        }
-        __syncthreads();
-      }
-    }
     if (threadIdx.x % 32 == 0) shared.failed[slot][ThreadOfTeam<Config>() / 32] = fails_here;
-    masks.Store(shared.keep[slot ^ 1]);
     begins = false;
     if (last) q_slot ^= 1;
     visit = next;
+  }
+}
+
+// The same for kernels whose tiles may be alike, where WalkAlikeTiles does not serve: one visit
+// after the other, and masks by selection.
+template <class Config, class Params>
+__device__ __forceinline__ void WalkCarefully(SharedStorage<Config>& storage,
+                                              TeamStorage<Config>& shared, const Params& params) {
+  const Copier<Config> copier{storage.wide};
+  const Distance& distance = storage.distance;
+  const Tile<Config>& tile = shared.tiles[0];
+  Rows<Config> rows;
+  Visit<Config> visit = {};
+  visit.tile = tile;
+  visit.Begin(distance, copier, params);
+#pragma unroll 1
+  while (visit.exists) {
+    SyncTeam<Config>();  // what the copies replace has been read
+    if (visit.first) {
+      if (ThreadOfTeam<Config>() == 0) shared.tiles[0] = visit.tile;
+      rows.Start();
+    }
+    visit.at =
+        copier.Find(visit.tile.MakeProblem(params), visit.tile.q_begin(), visit.kv_begin(), params);
+    copier.Start(shared, 0, 0, visit, params);
+    CommitCopies<Config>();
+    WaitForCopies<Config>();
+    SyncTeam<Config>();
+    if (visit.keys > 0) {
+      Attention<Config, Params, Visit<Config>>{shared, storage.terms, params, rows,
+                                               tile,   visit,         0,      0}
+          .Run();
+    }
+    visit.tile = tile;  // which meanwhile took no registers
+    if (visit.Follow(distance, params)) {
+      typename Config::Element* const own = &shared.q[0][Rows<Config>::FirstRow()][0];
+      __syncwarp();  // Q has been read
+      FinishRows<Config, false>(rows, own, tile, params);
+      copier.Store(own, tile, params);
+      visit.Begin(distance, copier, params);
+    }
+  }
+}
+
+template <class Config, class Params>
+__device__ __forceinline__ void Run(const Params& params) {
+  static_assert(MaskPolicy<typename Config::Mask, Params>);
+  static_assert(ScorePolicy<typename Config::Score, Params>);
+  static_assert(KvRowsPolicy<typename Config::KvRows, Params>);
+  static_assert(Config::kBlockM * Config::kTeams == Config::kWarps * Config::kRowsPerWarp);
+  static_assert(Config::kRowsPerWarp % 16 == 0);
+  static_assert(Config::kStepKeys % 16 == 0 && Config::kStepKeys % (4 * Config::kRunKeys) == 0);
+  static_assert(Config::kBlockN % Config::kStepKeys == 0);
+  static_assert(Config::kTermKeys % Config::kBlockN == 0);
+  extern __shared__ __align__(16) u8 shared_bytes[];
+  auto& storage = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
+  const int team = static_cast<int>(threadIdx.x) / kThreads<Config>;
+  TeamStorage<Config>& shared = storage.teams[team];
+  if (threadIdx.x == 0) {
+    Distance distance = Distance::Of<Config>(i64{gridDim.x} * Config::kTeams, params);
+    if constexpr (Config::kKeptTerms != 0) {
+      distance.same_terms = Distance::Of<Config>(gridDim.x, params).same_terms &&
+                            SeqlenKv<Config>(params) <= Config::kTermKeys;
+    }
+    if constexpr (kMayBeAlike<Config>) {
+      const i64 rows = KeyBlocks<Config>(params) * Config::kBlockN;
+      distance.k -= rows * params.core.k_strides.seq;
+      distance.v -= rows * params.core.v_strides.seq;
+    }
+    storage.distance = distance;
+    storage.wide = Widths::Of<Config>(params);
+    storage.alike = distance.steady && distance.same_terms && SeqlenKv<Config>(params) > 0 &&
+                    (Config::kNarrowRows || (storage.wide.in && storage.wide.out));
+  }
+  // By another warp, where there is one: the divisions take their time.
+  if (ThreadOfTeam<Config>() == kThreads<Config> - 1) {
+    const Distance start = Distance::Of<Config>(blockIdx.x + i64{gridDim.x} * team, params);
+    const Place place = {static_cast<u32>(start.b), static_cast<int>(start.h),
+                         static_cast<int>(start.m)};
+    shared.tiles[0] = {.place = place, .rows = 0, .begin = 0, .top = 0, .o = nullptr};
+    if (team == 0) storage.first = place;
+    for (auto& of_visit : shared.failed) {
+      for (u8& failed : of_visit) failed = 0;
+    }
+  }
+  __syncthreads();
+  if constexpr (kMayBeAlike<Config>) {
+    if (storage.alike && WalkAlikeTiles<Config>(storage, shared, team, params)) return;
+    WalkCarefully<Config>(storage, shared, params);
+  } else {
+    WalkTiles<Config>(storage, shared, params);
   }
 }
 
