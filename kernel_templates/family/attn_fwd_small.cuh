@@ -147,6 +147,18 @@ struct Distance {
   }
 };
 
+template <class Config, class Params>
+__device__ __forceinline__ void Move(Place& place, const Distance& distance, const Params& params) {
+  const int m_tiles = static_cast<int>(CeilDiv(SeqlenQ<Config>(params), Config::kBlockM));
+  place.m += static_cast<int>(distance.m);
+  place.h += static_cast<int>(distance.h);
+  place.b += static_cast<u32>(distance.b);
+  if (place.m >= m_tiles) place.m -= m_tiles, ++place.h;
+  if (place.h >= params.core.heads_q) {
+    place.h -= static_cast<int>(params.core.heads_q), ++place.b;
+  }
+}
+
 // Where a thread's part of a visit lies.
 template <class Element>
 struct Addresses {
@@ -198,30 +210,24 @@ struct Visit {
                               Min(tile.q_begin() + Config::kBlockM, problem.seqlen_q), params);
   }
 
-  template <class Params>
-  __device__ __forceinline__ void Move(const Distance& distance, const Params& params) {
-    const int m_tiles = static_cast<int>(CeilDiv(SeqlenQ<Config>(params), Config::kBlockM));
-    tile.place.m += static_cast<int>(distance.m);
-    tile.place.h += static_cast<int>(distance.h);
-    tile.place.b += static_cast<u32>(distance.b);
-    if (tile.place.m >= m_tiles) tile.place.m -= m_tiles, ++tile.place.h;
-    if (tile.place.h >= params.core.heads_q) {
-      tile.place.h -= static_cast<int>(params.core.heads_q), ++tile.place.b;
-    }
-  }
-
   // The first block of keys of the tile at `place`, or of the next one of this block that has rows.
   template <class Copier, class Params>
   __device__ __forceinline__ void Begin(const Distance& distance, const Copier& copier,
                                         const Params& params) {
-    first = true;
     Problem problem;
-    for (;; Move(distance, params)) {
+    for (;; Move<Config>(tile.place, distance, params)) {
       exists = tile.place.b < Batch<Config>(params);
       if (!exists) return;
       problem = tile.MakeProblem(params);
       if (tile.q_begin() < problem.seqlen_q) break;
     }
+    BeginHere(problem, copier, params);
+  }
+  // That of the tile at `place`, which has rows.
+  template <class Copier, class Params>
+  __device__ __forceinline__ void BeginHere(const Problem& problem, const Copier& copier,
+                                            const Params& params) {
+    exists = first = true;
     const i64 q_end = Min(tile.q_begin() + Config::kBlockM, problem.seqlen_q);
     tile.rows = static_cast<int>(q_end - tile.q_begin());
     const BlockRange range =
@@ -254,7 +260,7 @@ struct Visit {
     }
     again = false;
     if (kAlwaysCareful || !distance.steady) {
-      Move(distance, params);
+      Move<Config>(tile.place, distance, params);
       return true;
     }
     tile.place.b += static_cast<u32>(distance.b);
@@ -608,7 +614,7 @@ struct Attention {
   static constexpr bool kKeysOnly = Config::Score::kIdentity && kAllRowsAlike<Config>;
 
   TeamStorage<Config>& shared;
-  Term (&terms)[SharedStorage<Config>::kTermTiles + 1][32];
+  Term (*terms)[32];
   const Params& params;
   Rows<Config>& rows;
   const Tile<Config>& tile;
@@ -659,9 +665,8 @@ struct Attention {
   }
 
   // Terms are the policies of scores that are 0. Of this team: every kTeams-th step of the keys.
-  static __device__ __forceinline__ void MakeTerms(
-      Term (&terms)[SharedStorage<Config>::kTermTiles + 1][32], const Place& place, int team,
-      const Params& params) {
+  static __device__ __forceinline__ void MakeTerms(Term (*terms)[32], const Place& place, int team,
+                                                   const Params& params) {
     using Kept = OfKeptTerms<Config>;
     const Problem problem = MakeProblem<Config>(place.b, place.h, params);
     const HeadPolicies<Kept, Params> policies(problem, params);
@@ -679,8 +684,7 @@ struct Attention {
   // The term `column` of m16 tile `m`, a term being of kTermTiles n8 tiles.
   static constexpr int kTermTiles = Config::kPackedTerms ? 2 : 1;
   static constexpr int kStepTerms = kNTiles / kTermTiles;
-  static __device__ __forceinline__ Term& TermOf(
-      Term (&terms)[SharedStorage<Config>::kTermTiles + 1][32], int m, int column) {
+  static __device__ __forceinline__ Term& TermOf(Term (*terms)[32], int m, int column) {
     constexpr int kColumns = Config::kTermKeys / 8 / kTermTiles;
     const int row = ThreadOfTeam<Config>() / 32 * kMTiles + m;
     return terms[row * kColumns + column][threadIdx.x % 32];
@@ -688,8 +692,8 @@ struct Attention {
   __device__ __forceinline__ int FirstTerm(int step) const {
     return visit.n * (Config::kBlockN / 8 / kTermTiles) + step * kStepTerms;
   }
-  static __device__ __forceinline__ void StoreTerms(
-      Term (&terms)[SharedStorage<Config>::kTermTiles + 1][32], const Scores& scores, int first) {
+  static __device__ __forceinline__ void StoreTerms(Term (*terms)[32], const Scores& scores,
+                                                    int first) {
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
       if constexpr (Config::kPackedTerms) {
@@ -985,7 +989,7 @@ __device__ __forceinline__ bool WalkAlikeTiles(SharedStorage<Config>& storage,
     if (last) {
       fails |= Attend::Failed(rows);
       Element* const own = &shared.q[q_slot][Rows<Config>::FirstRow()][0];
-      __syncwarp();  // Q has been read
+      __syncwarp();                         // Q has been read
       Tile<Config> done = shared.tiles[0];  // its head, which takes no registers meanwhile
       done.place.b = visit.b;
       FinishRows<Config, true>(rows, own, done, params);
@@ -1070,43 +1074,57 @@ __device__ __forceinline__ void WalkTiles(SharedStorage<Config>& storage,
   }
 }
 
+// 16 rows a warp and 16 keys a step: little code.
+template <class Config>
+struct CarefulConfig : Config {
+  static constexpr int kRowsPerWarp = 16;
+  static constexpr int kBlockM = Config::kBlockM / (Config::kRowsPerWarp / 16);
+  static constexpr int kStepKeys = Config::kRunKeys <= 4 ? 16 : 32;
+};
+
 // The same for kernels whose tiles may be alike, where WalkAlikeTiles does not serve: one visit
-// after the other, and masks by selection.
+// after the other, masks by selection, and a part of the tile's rows at a time.
 template <class Config, class Params>
 __device__ __forceinline__ void WalkCarefully(SharedStorage<Config>& storage,
-                                              TeamStorage<Config>& shared, const Params& params) {
-  const Copier<Config> copier{storage.wide};
+                                              TeamStorage<Config>& whole, const Params& params) {
+  using Careful = CarefulConfig<Config>;
+  using Attend = Attention<Careful, Params, Visit<Careful>>;
+  constexpr int kParts = Config::kBlockM / Careful::kBlockM;
+  static_assert(sizeof(TeamStorage<Careful>) <= sizeof(TeamStorage<Config>));
+  auto& shared = reinterpret_cast<TeamStorage<Careful>&>(whole);
+  const Copier<Careful> copier{storage.wide};
   const Distance& distance = storage.distance;
-  const Tile<Config>& tile = shared.tiles[0];
-  Rows<Config> rows;
-  Visit<Config> visit = {};
-  visit.tile = tile;
-  visit.Begin(distance, copier, params);
+  const Tile<Careful>& tile = shared.tiles[0];
+  Place place = whole.tiles[0].place;
+  Rows<Careful> rows;
 #pragma unroll 1
-  while (visit.exists) {
-    SyncTeam<Config>();  // what the copies replace has been read
-    if (visit.first) {
-      if (ThreadOfTeam<Config>() == 0) shared.tiles[0] = visit.tile;
+  for (; place.b < Batch<Config>(params); Move<Config>(place, distance, params)) {
+#pragma unroll 1
+    for (int part = 0; part < kParts; ++part) {
+      Visit<Careful> visit = {};
+      visit.tile.place = {place.b, place.h, place.m * kParts + part};
+      const Problem problem = visit.tile.MakeProblem(params);
+      if (visit.tile.q_begin() >= problem.seqlen_q) break;
+      visit.BeginHere(problem, copier, params);
       rows.Start();
-    }
-    visit.at =
-        copier.Find(visit.tile.MakeProblem(params), visit.tile.q_begin(), visit.kv_begin(), params);
-    copier.Start(shared, 0, 0, visit, params);
-    CommitCopies<Config>();
-    WaitForCopies<Config>();
-    SyncTeam<Config>();
-    if (visit.keys > 0) {
-      Attention<Config, Params, Visit<Config>>{shared, storage.terms, params, rows,
-                                               tile,   visit,         0,      0}
-          .Run();
-    }
-    visit.tile = tile;  // which meanwhile took no registers
-    if (visit.Follow(distance, params)) {
-      typename Config::Element* const own = &shared.q[0][Rows<Config>::FirstRow()][0];
+      do {
+        SyncTeam<Config>();  // what the copies replace has been read
+        if (ThreadOfTeam<Config>() == 0) shared.tiles[0] = visit.tile;
+        visit.at = copier.Find(visit.tile.MakeProblem(params), visit.tile.q_begin(),
+                               visit.kv_begin(), params);
+        copier.Start(shared, 0, 0, visit, params);
+        CommitCopies<Config>();
+        WaitForCopies<Config>();
+        SyncTeam<Config>();
+        if (visit.keys > 0) {
+          Attend{shared, storage.terms, params, rows, tile, visit, 0, 0}.Run();
+        }
+        visit.tile = tile;  // which meanwhile took no registers
+      } while (!visit.Follow(distance, params));
+      typename Config::Element* const own = &shared.q[0][Rows<Careful>::FirstRow()][0];
       __syncwarp();  // Q has been read
-      FinishRows<Config, false>(rows, own, tile, params);
+      FinishRows<Careful, false>(rows, own, tile, params);
       copier.Store(own, tile, params);
-      visit.Begin(distance, copier, params);
     }
   }
 }
