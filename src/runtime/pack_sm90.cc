@@ -63,10 +63,11 @@ constexpr int64_t kBwdSectionBytes = int64_t{40} << 20;
 
 // Heads of keys whose tiles are walked together, those with most rows first. Without a causal mask
 // tiles are equally long, and one head after the other is best for L2. Otherwise as many as L2
-// takes, or so many that every block of the board has a tile.
+// takes, or so many that every block of the board has a tile; and where blocks add to dQ in turns,
+// since tiles of one head that begin together would wait for one another.
 int64_t BwdSectionHeads(const plan::KernelPlan& plan, const AttentionSpec& spec,
                         const AttentionArgs& args, int64_t key_tiles, int64_t heads) {
-  if (spec::EffectiveWindowRight(spec) < 0) return 1;
+  if (spec::EffectiveWindowRight(spec) < 0 && !spec.deterministic) return 1;
   const int64_t bytes_per_head = spec::GroupSize(spec) * std::max<int64_t>(args.seqlen_q, 1) *
                                  (spec.dim_qk * 6 + spec.dim_v * 2);
   heads = std::max<int64_t>(heads, 1);

@@ -159,6 +159,10 @@ TEST_F(PackBwdSm90Test, HoldsAMapForEachTensorAndTheOrderOfTiles) {
   EXPECT_EQ(args_of_kernel_.heads, 8u);
   EXPECT_EQ(args_of_kernel_.tiles, 32u);
   EXPECT_EQ(args_of_kernel_.section_heads, 1u);
+  // In turns, the tiles of a head begin apart.
+  Use("bwd bf16 b=2 h=8/4 s=300/500 d=128 deterministic");
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_EQ(args_of_kernel_.section_heads, 8u);
 }
 
 TEST_F(PackBwdSm90Test, ACausalSectionHasTheHeadsWhoseRowsFitL2) {
