@@ -353,6 +353,7 @@ absl::StatusOr<CacheAppendSpec> ParseCacheAppend(std::string_view text) {
   }
   CacheAppendSpec spec;
   TILEWRIGHT_ASSIGN_OR_RETURN(spec.type, ParseElementType(StdView(words[1])));
+  std::vector<absl::string_view> seen;
   for (size_t n = 2; n < words.size(); ++n) {
     if (!ReadWord(words[n], &spec)) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -360,6 +361,11 @@ absl::StatusOr<CacheAppendSpec> ParseCacheAppend(std::string_view text) {
           "\": must be one of h=Q/KV, d=QK/V, cache=TYPE, scale=tensor|head|token, paged=N, "
           "rotary=half_split|interleaved[:BEGIN,COLUMNS[:BASE or TYPE]]"));
     }
+    const absl::string_view key = words[n].substr(0, words[n].find('='));
+    if (std::find(seen.begin(), seen.end(), key) != seen.end()) {
+      return absl::InvalidArgumentError(absl::StrCat("word \"", words[n], "\": is given twice"));
+    }
+    seen.push_back(key);
   }
   TILEWRIGHT_RETURN_IF_ERROR(Validate(spec));
   return spec;

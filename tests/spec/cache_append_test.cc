@@ -138,6 +138,8 @@ TEST(CacheAppendSpecTest, ReadingNamesTheWordThatIsWrong) {
       {"append bf16 scale=row", "word \"scale=row\""},
       {"append bf16 rotary=half_split:0", "word \"rotary=half_split:0\""},
       {"append bf16 rotary=half_split:0,64:fast", "word \"rotary=half_split:0,64:fast\""},
+      {"append bf16 paged=16 h=0/8 paged=64", "word \"paged=64\": is given twice"},
+      {"append bf16 scale=token cache=e4m3 cache=e4m3", "word \"cache=e4m3\": is given twice"},
       {"append bf16 h=2", "heads_q = 2: must be 0 without a rotary embedding"},
   };
   for (const auto& one : cases) {
