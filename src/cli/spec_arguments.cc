@@ -132,6 +132,11 @@ absl::StatusOr<SnippetInputs> ReadSnippetInputs(absl::Span<const std::string> ar
 }
 
 absl::StatusOr<AttentionSpec> ReadSpec(const std::string& text, const SnippetInputs& inputs) {
+  if (spec::IsCacheAppendText(text)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "spec \"", text, "\": this command takes attention, fwd or bwd; append specs are taken by ",
+        "compile, emit and explain"));
+  }
   TILEWRIGHT_ASSIGN_OR_RETURN(AttentionSpec spec, spec::ParseSpec(text, ReadTextFile));
   for (const auto& [name, array] : inputs.arrays) {
     TILEWRIGHT_ASSIGN_OR_RETURN(const ElementType type, ToElementType(array.type));

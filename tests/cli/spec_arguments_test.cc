@@ -55,6 +55,8 @@ TEST(SpecArgumentsTest, SpecsComeFromArgumentsAndAFile) {
   EXPECT_EQ((*specs)[0].batch, 3);
   EXPECT_EQ((*specs)[1].batch, 2);
   EXPECT_THAT(ReadSpecs({}, "").status().message(), HasSubstr("no spec"));
+  EXPECT_THAT(ReadSpecs(std::vector<std::string>{"append", "bf16", "h=0/8"}, "").status().message(),
+              HasSubstr("\"append bf16 h=0/8\": this command takes attention, fwd or bwd"));
   EXPECT_EQ(ReadSpecs({}, "/nowhere/m.txt").status().code(), absl::StatusCode::kNotFound);
 }
 
