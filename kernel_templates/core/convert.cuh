@@ -125,10 +125,15 @@ TILEWRIGHT_HOST_DEVICE void FromFloat(float value, Fp8E5m2* out) {
 }
 // Ties to even, saturating; NaN becomes 0.
 TILEWRIGHT_HOST_DEVICE void FromFloat(float value, Int8* out) {
+#ifdef __CUDACC__
+  const float clamped = fminf(fmaxf(value, -128.f), 127.f);
+#else
   const float clamped = value > -128.f ? (value < 127.f ? value : 127.f) : -128.f;
-  // Adding and taking away 1.5 * 2^23 leaves the nearest integer: that sum has no fraction bits.
+#endif
+  // Added to 1.5 * 2^23 it has no fraction bits: its lowest byte is that of the nearest integer.
   constexpr float kRounder = 12582912.f;
-  out->value = value == value ? static_cast<signed char>((clamped + kRounder) - kRounder) : 0;
+  const u32 bits = BitsOfFloat((value == value ? clamped : 0.f) + kRounder);
+  out->value = static_cast<signed char>(bits & 0xff);
 }
 
 }  // namespace tilewright

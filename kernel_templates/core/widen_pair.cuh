@@ -5,6 +5,7 @@
 
 #include "core/convert.cuh"
 #include "core/types.cuh"
+#include "core/warp_reduce.cuh"
 
 namespace tilewright {
 
@@ -17,13 +18,21 @@ TILEWRIGHT_HOST_DEVICE u32 WidenEach(Element low, Element high) {
   return static_cast<u32>(wide_high.bits) << 16 | wide_low.bits;
 }
 
-// Elements kFirst and kSecond of the four that are stored in `four`, the first in its lowest byte.
+// The upper bytes that int8 needs: four times 0x64. All lanes of a warp call it, once: it comes by
+// a shuffle because ptxas would give each permutation a copy of a constant.
+__device__ __forceinline__ u32 WideBytes() {
+  return __shfl_sync(kAllLanes, 0x64646464u | threadIdx.x % 32, 0);
+}
+
+// Elements kFirst and kSecond of the four that are stored in `four`, the first in its lowest byte:
+// 0 and 1, 2 and 3, 0 and 2, or 1 and 3. `wide_bytes` is what WideBytes returns.
 template <int kFirst, int kSecond>
-TILEWRIGHT_HOST_DEVICE u32 WidenTwo(u32 four, Fp8E4m3) {
+TILEWRIGHT_HOST_DEVICE u32 WidenTwo(u32 four, u32 wide_bytes, Fp8E4m3) {
 #ifdef __CUDACC__
   if constexpr (ptx::kHasCvtFp8) {
-    const u32 pair = __byte_perm(four, 0, kSecond << 4 | kFirst);
-    return ptx::cvt_rn_f16x2_e4m3x2(static_cast<u16>(pair));
+    // One permutation serves two pairs; halves of a register can be read without any.
+    const u32 pairs = kSecond == kFirst + 1 ? four : __byte_perm(four, 0, 0x3120);
+    return ptx::cvt_rn_f16x2_e4m3x2<kSecond == 3>(pairs);
   }
 #endif
   return WidenEach(Fp8E4m3{static_cast<u8>(four >> 8 * kFirst)},
@@ -31,7 +40,7 @@ TILEWRIGHT_HOST_DEVICE u32 WidenTwo(u32 four, Fp8E4m3) {
 }
 // e5m2 is the upper half of an fp16.
 template <int kFirst, int kSecond>
-TILEWRIGHT_HOST_DEVICE u32 WidenTwo(u32 four, Fp8E5m2) {
+TILEWRIGHT_HOST_DEVICE u32 WidenTwo(u32 four, u32 wide_bytes, Fp8E5m2) {
 #ifdef __CUDACC__
   return __byte_perm(four, 0, kSecond << 12 | 4 << 8 | kFirst << 4 | 4);
 #else
@@ -40,10 +49,10 @@ TILEWRIGHT_HOST_DEVICE u32 WidenTwo(u32 four, Fp8E5m2) {
 }
 // 1024 + (x + 128) is what fp16 makes of 0x6400 | (x + 128).
 template <int kFirst, int kSecond>
-TILEWRIGHT_HOST_DEVICE u32 WidenTwo(u32 four, Int8) {
+TILEWRIGHT_HOST_DEVICE u32 WidenTwo(u32 four, u32 wide_bytes, Int8) {
 #ifdef __CUDACC__
   const u32 above_1024 =
-      __byte_perm(four ^ 0x80808080u, 0x64646464u, 4 << 12 | kSecond << 8 | 4 << 4 | kFirst);
+      __byte_perm(four ^ 0x80808080u, wide_bytes, 4 << 12 | kSecond << 8 | 4 << 4 | kFirst);
   return ptx::sub_f16x2(above_1024, 0x64806480u);
 #else
   return WidenEach(Int8{static_cast<signed char>(four >> 8 * kFirst)},

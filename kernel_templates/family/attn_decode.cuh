@@ -170,6 +170,7 @@ struct Warp {
   float o[S::kVTiles][S::kRowTiles][4];
   ColumnSoftmax<S::kRowTiles> softmax;
   float value_reference[S::kRowTiles][2];  // kScalePerToken: of O
+  const u32 wide_bytes = S::kBytes ? WideBytes() : 0;
 
   __device__ __forceinline__ Warp(SharedStorage<Config>& shared, const Params& params)
       : shared(shared),
@@ -224,15 +225,21 @@ struct Warp {
     }
   }
 
+  // `behind` steps, kMost at most, are under way behind the one that is waited for.
+  template <int kMost>
+  __device__ __forceinline__ static void WaitForStepAnd(int behind) {
+    if constexpr (kMost == 0) {
+      ptx::cp_async_wait_group<0>();
+    } else if (behind == kMost) {
+      ptx::cp_async_wait_group<kMost>();
+    } else {
+      WaitForStepAnd<kMost - 1>(behind);
+    }
+  }
+
   // Waits for this thread's copies of the step that is computed next.
   __device__ __forceinline__ void WaitForStep() const {
-    if (copied - done == Config::kStages) {
-      ptx::cp_async_wait_group<Config::kStages - 1>();
-    } else if (copied - done == Config::kStages - 1) {
-      ptx::cp_async_wait_group<Config::kStages - 2>();
-    } else {
-      ptx::cp_async_wait_group<0>();
-    }
+    WaitForStepAnd<Config::kStages - 1>(copied - done - 1);
   }
 
   // What the kernel ahead has left may be read from then on; it may be attn_combine of another
@@ -333,8 +340,10 @@ struct Warp {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const u32 upper = stored[2 * half], lower = stored[2 * half + 1];
-            const u32 a[4] = {WidenTwo<0, 1>(upper, kStored), WidenTwo<0, 1>(lower, kStored),
-                              WidenTwo<2, 3>(upper, kStored), WidenTwo<2, 3>(lower, kStored)};
+            const u32 a[4] = {WidenTwo<0, 1>(upper, wide_bytes, kStored),
+                              WidenTwo<0, 1>(lower, wide_bytes, kStored),
+                              WidenTwo<2, 3>(upper, wide_bytes, kStored),
+                              WidenTwo<2, 3>(lower, wide_bytes, kStored)};
             AddKeys(chain[half % kChains][key], a, step + half);
           }
         } else {
@@ -408,8 +417,9 @@ struct Warp {
   __device__ __forceinline__ void AddColumns(int n, u32 keys, u32 further,
                                              const u32 (&p)[S::kRowTiles][2]) {
     constexpr KvElement kStored{};
-    const u32 a[4] = {WidenTwo<0, 2>(keys, kStored), WidenTwo<1, 3>(keys, kStored),
-                      WidenTwo<0, 2>(further, kStored), WidenTwo<1, 3>(further, kStored)};
+    const u32 a[4] = {
+        WidenTwo<0, 2>(keys, wide_bytes, kStored), WidenTwo<1, 3>(keys, wide_bytes, kStored),
+        WidenTwo<0, 2>(further, wide_bytes, kStored), WidenTwo<1, 3>(further, wide_bytes, kStored)};
 #pragma unroll
     for (int tile = 0; tile < S::kRowTiles; ++tile) {
       ptx::mma_m16n8k16(o[n][tile], a, p[tile][0], p[tile][1], Operand{});
@@ -602,7 +612,11 @@ struct Warp {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const int column = OutputColumn(n, 2 * half);
-            if (column < Config::kHeadDimV) stage.o[row][column] = o[n][tile][2 * half + c];
+            if (column >= Config::kHeadDimV) continue;
+            // Stored by twos, neighbours would live in neighbouring registers, where no product
+            // wants them.
+            volatile float& to = stage.o[row][column];
+            to = o[n][tile][2 * half + c];
           }
         }
       }
@@ -669,6 +683,11 @@ struct Warp {
         } else {
           params.parts.lse[i64{piece.slot} * kPartLses<Config> + row] = end.lse;
         }
+      }
+      if (Config::kHeadDimV % 4 == 0 && !complete) {
+        *reinterpret_cast<FourColumns*>(&part_o[row * Config::kHeadDimV + column]) = {
+            {value[0], value[1], value[2], value[3]}};
+        continue;
       }
       OutElement* o = static_cast<OutElement*>(core.o) + problem.q_batch * core.o_strides.batch +
                       at.h * core.o_strides.head + (problem.q_row + at.i) * core.o_strides.seq;

@@ -30,6 +30,20 @@ __device__ __forceinline__ unsigned ChunkBehind(unsigned address, int bytes) {
   return kTrades ? (address ^ (bytes & 127)) + (bytes & ~127) : address + bytes;
 }
 
+// Whether rows kRows apart trade a chunk in ways that differ by the same bits for all of the first
+// kRows rows, as RowsBelow takes it.
+template <int kPitch, int kRows>
+inline constexpr bool kStaysInColumn = !kTradesChunks<kPitch> || 8 % kRows == 0 || kRows % 8 == 0;
+
+// The address of the same chunk n * kRows rows further down than `address`, which is that of one of
+// the first kRows rows of a tile.
+template <int kPitch, int kRows>
+__device__ __forceinline__ unsigned RowsBelow(unsigned address, int n) {
+  static_assert(kStaysInColumn<kPitch, kRows>);
+  const unsigned traded = kTradesChunks<kPitch> ? n * kRows % 8 * 16 : 0;
+  return (address ^ traded) + n * kRows * kPitch;
+}
+
 }  // namespace tilewright
 
 #endif  // TILEWRIGHT_MMA_CHUNKED_ROWS_CUH_

@@ -131,10 +131,30 @@ struct StepCopy {
       if constexpr (kEach) there = there && pages[row] >= 0;
       return there;
     };
-    if (wide) {
-      constexpr int kChunks = RoundUp(kPadded * kSize, 16) / 16;
-      constexpr int kCopies = kStep * kChunks;
+    constexpr int kChunks = RoundUp(kPadded * kSize, 16) / 16;
+    constexpr int kCopies = kStep * kChunks;
+    // A thread's copies lie in one column, whole rows apart.
+    constexpr int kRows = kThreads % kChunks == 0 ? kThreads / kChunks : 1;
+    constexpr bool kColumnOfThread = !kEach && kThreads % kChunks == 0 && kCopies % kThreads == 0 &&
+                                     kColumns == kPadded && kStaysInColumn<kPitch, kRows>;
+    if constexpr (kColumnOfThread) {
+      if (wide && first <= 0 && end >= kStep) {
+        const int row = thread / kChunks, chunk = thread % kChunks;
+        const u8* source = reinterpret_cast<const u8*>(head + row * strides.seq) + chunk * 16;
+        const i64 apart = kRows * strides.seq * kSize;
+        const unsigned first_chunk =
+            ptx::SharedAddress(&tile[0][0]) + ChunkOffset<kPitch>(row, chunk);
 #pragma unroll
+        for (int n = 0; n < kCopies / kThreads; ++n) {
+          ptx::cp_async_cg_16(RowsBelow<kPitch, kRows>(first_chunk, n), source, 16);
+          source += apart;
+        }
+        return;
+      }
+    }
+    if (wide) {
+      // Few steps are like this where most may be copied as above.
+#pragma unroll(kColumnOfThread ? 1 : kCopies)
       for (int at = 0; at < kCopies; at += kThreads) {
         const int index = at + thread;
         if (kCopies % kThreads != 0 && index >= kCopies) break;

@@ -14,6 +14,7 @@
 #include "core/types.cuh"
 #include "core/warp_reduce.cuh"
 #include "policy/decode_work.cuh"
+#include "ptx/arrival.cuh"
 
 namespace tilewright {
 
@@ -27,15 +28,14 @@ inline constexpr u64 kCountMask = 0xffffffull;
 // Whether the caller is the last of `count` that arrive. What arrived blocks wrote before is
 // visible to the last one. One thread of a block calls it, behind a barrier.
 __device__ __forceinline__ bool ArriveLast(u64* word, int count) {
-  __threadfence();
   // As it is in all calls but the first on a workspace: one trip to memory.
-  const u64 arrived = atomicAdd(word, u64{1});
+  const u64 arrived = ptx::atom_acq_rel_gpu_add_u64(word, 1);
   if ((arrived & ~kCountMask) == kCounting) {
     const bool last = (arrived & kCountMask) + 1 == static_cast<u64>(count);
     if (last) *word = kCounting;
-    __threadfence();
     return last;
   }
+  __threadfence();
   u64 expected = arrived + 1;
   while (true) {
     const u64 before = (expected & ~kCountMask) == kCounting ? expected & kCountMask : 0;

@@ -43,6 +43,23 @@ __device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2(u16 bits) {
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(bits));
   return halves;
 }
+// The upper or the lower two of four.
+template <bool kUpper>
+__device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2(u32 four) {
+  u32 halves;
+  if constexpr (kUpper) {
+    asm("{\n.reg .b16 lower, upper;\nmov.b32 {lower, upper}, %1;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, upper;\n}"
+        : "=r"(halves)
+        : "r"(four));
+  } else {
+    asm("{\n.reg .b16 lower, upper;\nmov.b32 {lower, upper}, %1;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, lower;\n}"
+        : "=r"(halves)
+        : "r"(four));
+  }
+  return halves;
+}
 
 // a - b of two halves each.
 __device__ __forceinline__ u32 sub_f16x2(u32 a, u32 b) {
