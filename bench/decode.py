@@ -188,11 +188,18 @@ class Problem:
             )
             args.seqused_kv = self.lengths.data_ptr()
         if r.scale:
-            count = {"tensor": (1,), "head": (r.heads_kv,), "token": shape}[r.scale]
+            # Of tokens, those of a head follow one another: blocks of other heads would read the
+            # same sectors of L2 for a number each.
+            blocks, rows, heads = shape
+            count = {"tensor": (1,), "head": (heads,), "token": (blocks, heads, rows)}[r.scale]
             self.k_scale, self.v_scale = (
                 0.02 + 0.01 * torch.rand(*count, generator=generator, device="cuda")
                 for _ in range(2)
             )
+            if r.scale == "token":
+                self.k_scale, self.v_scale = (
+                    s.transpose(1, 2) for s in (self.k_scale, self.v_scale)
+                )
             args.k_scale, args.v_scale = self.k_scale.data_ptr(), self.v_scale.data_ptr()
             if r.scale == "token":
                 batch, token, head = self.k_scale.stride()
