@@ -69,6 +69,7 @@ template <class Config, class Params>
 __device__ __forceinline__ void LoadPieces(SharedStorage<Config>& shared, const Params& params) {
   using S = Shape<Config>;
   const bool by_threads = (params.decode_sm90.by_threads & abi::kKvByThreads) != 0;
+  packed_rows::WaitBeforeWalk<Config>();
   PieceWalk<Config> walk(params);
   int stage = 0;
   u32 parity = 1;  // of slots that are empty: the first wait passes
@@ -79,6 +80,7 @@ __device__ __forceinline__ void LoadPieces(SharedStorage<Config>& shared, const 
     tile.blocks = -1;
     if (more) tile = packed_rows::TilePieceOf<Config>(piece, params);
     shared.board.Publish(n, tile);
+    if (n == 0) packed_rows::WaitBehindWalk<Config>();
     if (!more) return;
     const int head = static_cast<int>(piece.problem.h_kv);
 #pragma unroll 1
@@ -283,7 +285,8 @@ __device__ __forceinline__ void Run(const Params& params) {
   static_assert(KvRowsPolicy<typename Config::KvRows, Params>);
   static_assert(Config::Dropout::kIdentity && Config::Mask::kIsInterval);
   static_assert(Config::Score::kIdentity || Config::Score::kIsPointwise);
-  static_assert(sizeof(typename Config::KvElement) == 2 && Config::kCluster == 1);
+  static_assert(sizeof(typename Config::KvElement) == 2 &&
+                packed_rows::kClusterBlocks<Config> == 1);
   static_assert(Config::kBlockM == 2 * kRows && Config::kBlockN % 16 == 0);
   static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0);
   static_assert(packed_rows::CopyRows<Config>() % 8 == 0, "pages are whole atoms of the swizzle");
@@ -293,9 +296,8 @@ __device__ __forceinline__ void Run(const Params& params) {
     ptx::prefetch_tensormap(&params.decode_sm90.k);
   }
   InitialiseShared(shared);
-  // What the kernel ahead has left can be read from here on.
-  ptx::griddepcontrol_wait();
-  // attn_combine may take its place behind this kernel; it waits for the end of it.
+  // attn_combine may take its place behind this kernel; it waits for the end of it, which is behind
+  // that of the kernel ahead.
   ptx::griddepcontrol_launch_dependents();
   if (__shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0) == 0) {
     ptx::setmaxnreg_dec<Config::kLoaderRegisters>();
@@ -306,6 +308,7 @@ __device__ __forceinline__ void Run(const Params& params) {
     }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
+    ptx::griddepcontrol_wait();
     Consumer<Config, Params>(shared, params).Run();
   }
 }

@@ -36,6 +36,7 @@
 #define TILEWRIGHT_FAMILY_ATTN_DECODE_SM90_WIDE_CUH_
 
 #include "core/concepts.cuh"
+#include "mma/cluster_merge.cuh"
 #include "mma/packed_merge.cuh"
 #include "mma/packed_rows.cuh"
 #include "policy/dropout.cuh"
@@ -89,7 +90,7 @@ struct alignas(1024) SharedStorage {
   u64 q_full;
   u64 q_empty;
   packed_rows::PieceBoard board;
-  packed_rows::MergeBoard<Config> merge;
+  packed_rows::MergeBoard merge;
   u32 missing[kStages];
   float reference[kStages][kRows];
   float sums[2][2][kRows];  // of pieces in turn, by warpgroup
@@ -156,6 +157,7 @@ struct Loader {
   }
 
   __device__ __forceinline__ void Run() {
+    packed_rows::WaitBeforeWalk<Config>();
     PieceWalk<Config> walk(params);
     for (int n = 0;; ++n) {
       Piece piece = {};
@@ -163,8 +165,15 @@ struct Loader {
       packed_rows::TilePiece tile = {};
       tile.blocks = -1;
       if (more) tile = packed_rows::TilePieceOf<Config>(piece, params);
-      if (more && piece.slot >= 0) tile.slots = walk.SlotsOfItem(piece, params.parts.lines);
+      if (more && piece.slot >= 0) {
+        if constexpr (Config::kClusterShares > 1) {
+          tile.of_cluster =
+              params.parts.lines == 1 && walk.IsItemOfShares(piece, Config::kClusterShares);
+        }
+        tile.slots = walk.SlotsOfItem(piece, params.parts.lines);
+      }
       shared.board.Publish(n, tile);
+      if (n == 0) packed_rows::WaitBehindWalk<Config>();
       if (!more) return;
       packed_rows::CopyPlace place =
           packed_rows::PlaceOfCopy<Config>(piece.problem, tile.first_key, params);
@@ -411,10 +420,37 @@ struct Consumer {
     sum[1] = own[1] + shared.sums[n % 2][1 - warpgroup][row + 8];
   }
 
+  // The one piece of this block and those of the cluster's other shares become their item.
+  __device__ __forceinline__ void MergeInCluster(const packed_rows::TilePiece& tile) {
+    using Columns = packed_rows::GatheredColumns<Config, S::kOutputs, kComputingWarps * 32>;
+    using Sums = packed_rows::GatheredSums<Config>;
+    static_assert(sizeof(Columns) <= sizeof(shared.k) && sizeof(Sums) <= sizeof(shared.q));
+    Columns& columns = *reinterpret_cast<Columns*>(&shared.k);
+    Sums& sums = *reinterpret_cast<Sums*>(&shared.q);
+    const int computing = static_cast<int>(threadIdx.x) - kWarpgroup;
+    __syncwarp();
+    packed_rows::SyncCluster<Config>();
+    if (has_rows) {
+      packed_rows::SendParts<Config>(columns, sums, o, reference, sum, computing, row,
+                                     warpgroup == 0);
+    }
+    __syncwarp();
+    packed_rows::SyncCluster<Config>();
+    if (has_rows) {
+      packed_rows::MergeSentParts<Config>(
+          columns, sums, o, tile.piece, computing, row, tile_row,
+          warpgroup * S::kOwnPanels * kPanelColumns,
+          warpgroup == 0 && packed_rows::ShareInCluster<Config>() == 0, params);
+    }
+  }
+
   __device__ __forceinline__ void Run() {
     for (int n = 0;; ++n) {
       const packed_rows::TilePiece& tile = shared.board.Await(n);
-      if (tile.blocks < 0) return;
+      if (tile.blocks < 0) {
+        packed_rows::LeaveCluster<Config>();
+        return;
+      }
       reference[0] = reference[1] = kNoReference;
       sum[0] = sum[1] = 0;
 #pragma unroll
@@ -429,6 +465,12 @@ struct Consumer {
       __syncwarp();
       if (thread % 32 == 0) ptx::mbarrier_arrive(ptx::SharedAddress(&shared.q_empty));
       ShareSums(n);
+      if constexpr (Config::kClusterShares > 1) {
+        if (tile.of_cluster) {
+          MergeInCluster(tile);
+          return;
+        }
+      }
       packed_rows::StorePackedRows<Config>(
           o, tile.piece, tile_row, warpgroup * S::kOwnPanels * kPanelColumns, warpgroup == 0,
           packed_rows::kSlotLses<Config>, reference, sum, params);
@@ -483,9 +525,8 @@ __device__ __forceinline__ void Run(const Params& params) {
     ptx::prefetch_tensormap(&params.decode_sm90.k);
   }
   InitialiseShared(shared);
-  // What the kernel ahead has left can be read from here on.
-  ptx::griddepcontrol_wait();
-  // The kernel of the next call may take its place behind this one; it waits for the end of it.
+  // The kernel of the next call may take its place behind this one; it waits for the end of it,
+  // which is behind that of the kernel ahead.
   ptx::griddepcontrol_launch_dependents();
   if (__shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0) == 0) {
     ptx::setmaxnreg_dec<Config::kLoaderRegisters>();
@@ -494,14 +535,11 @@ __device__ __forceinline__ void Run(const Params& params) {
     } else {
       packed_rows::LoadQueries<Config, Shape<Config>::kPanelsQk>(shared, params);
     }
+    packed_rows::LeaveCluster<Config>();
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
+    ptx::griddepcontrol_wait();
     Consumer<Config, Params>(shared, params).Run();
-  }
-  // The other block may still arrive at this one's barriers.
-  if constexpr (Config::kCluster > 1) {
-    __syncwarp();
-    packed_rows::SyncCluster<Config>();
   }
 }
 

@@ -20,58 +20,20 @@ inline constexpr int kSlotLses = Config::kBlockM + 2 * Config::kCluster;
 template <class Config>
 inline constexpr int kBlockRows = Config::kBlockM / Config::kCluster;
 
-template <class Config>
 struct MergeBoard {
-  // Row r has the weight exp(lse - reference) * scale in a part.
-  float reference[kBlockRows<Config>];
-  float scale[kBlockRows<Config>];
   int is_last;
 };
-
-// LSEs of row `row` of the tile become its reference and scale, and the LSE of the result.
-template <class Config, class Params>
-__device__ __forceinline__ void WeighParts(MergeBoard<Config>& board, const TilePiece& tile,
-                                           int first_row, int row, const Params& params) {
-  // Parts on their way at a time.
-  constexpr int kBatch = 8;
-  const PackedRow at = RowAt<Config>(tile.piece.problem, tile.piece.first_row, first_row + row);
-  if (!at.inside) return;
-  Problem problem = tile.piece.problem;
-  problem.h = at.h;
-  const float* const lses = params.parts.lse + first_row + row;
-  float highest = -Infinity(), sum = 0;
-#pragma unroll 1
-  for (int first = 0; first < tile.slots.count; first += kBatch) {
-    float lse[kBatch], top = highest;
-#pragma unroll
-    for (int n = 0; n < kBatch; ++n) {
-      lse[n] = first + n < tile.slots.count
-                   ? lses[i64{tile.slots.Of(first + n)} * kSlotLses<Config>]
-                   : -Infinity();
-      top = fmaxf(top, lse[n]);
-    }
-    const float reference = SoftmaxReference(top);
-    sum *= Exp(highest - reference);
-#pragma unroll
-    for (int n = 0; n < kBatch; ++n) sum += Exp(lse[n] - reference);
-    highest = top;
-  }
-  const SoftmaxEnd end = FinishSoftmax(highest, sum, Config::Sink::Logit(problem, params));
-  board.reference[row] = SoftmaxReference(highest);
-  board.scale[row] = end.empty ? 0.f : end.o_scale;
-  Config::Lse::Store(end.lse, problem, at.i, params);
-}
 
 // Four columns of a row are a thread's work, kRun times at once from kParts parts: what is read
 // comes from L2, and waiting for it is most of the time. Parts are added in the order of the keys,
 // whoever the last block is.
 template <class Config, int kThreads, class Params>
-__device__ __forceinline__ void AddParts(const MergeBoard<Config>& board, const TilePiece& tile,
-                                         int first_row, int thread, const Params& params) {
+__device__ __forceinline__ void AddParts(const TilePiece& tile, int first_row, int thread,
+                                         const Params& params) {
   using OutElement = typename Config::OutElement;
   constexpr int kQuads = Config::kHeadDimV / 4;
   static_assert(Config::kHeadDimV % 4 == 0);
-  constexpr int kRun = 8, kParts = 2;
+  constexpr int kRun = 4, kParts = 4;
   const abi::AttnFwdParams& core = params.core;
   const abi::TensorStrides& strides = core.o_strides;
   const bool wide = reinterpret_cast<u64>(core.o) % 8 == 0 &&
@@ -84,32 +46,44 @@ __device__ __forceinline__ void AddParts(const MergeBoard<Config>& board, const 
       static_cast<const float*>(params.parts.o) + i64{first_row} * Config::kHeadDimV;
 #pragma unroll 1
   for (int first = thread; first < items; first += kRun * kThreads) {
-    float sum[kRun][4] = {};
+    float highest[kRun], sum[kRun] = {}, value[kRun][4] = {};
+#pragma unroll
+    for (int n = 0; n < kRun; ++n) highest[n] = -Infinity();
 #pragma unroll 1
     for (int part = 0; part < tile.slots.count; part += kParts) {
       FourColumns four[kParts][kRun];
       float lse[kParts][kRun];
 #pragma unroll
       for (int k = 0; k < kParts; ++k) {
-        const i64 slot = tile.slots.Of(min(part + k, tile.slots.count - 1));
+        const bool exists = part + k < tile.slots.count;
+        const i64 slot = tile.slots.Of(exists ? part + k : part);
         const float* const of_slot = values + slot * (Config::kBlockM * Config::kHeadDimV);
 #pragma unroll
         for (int n = 0; n < kRun; ++n) {
           const int item = min(first + n * kThreads, items - 1);
           four[k][n] = *reinterpret_cast<const FourColumns*>(of_slot + item * 4);
           lse[k][n] = lses[slot * kSlotLses<Config> + item / kQuads];
+          if (!exists) lse[k][n] = -Infinity();
         }
       }
 #pragma unroll
       for (int n = 0; n < kRun; ++n) {
-        const float reference = board.reference[min(first + n * kThreads, items - 1) / kQuads];
+        float top = highest[n];
+#pragma unroll
+        for (int k = 0; k < kParts; ++k) top = fmaxf(top, lse[k][n]);
+        const float reference = SoftmaxReference(top);
+        const float factor = Exp(highest[n] - reference);
+        highest[n] = top;
+        sum[n] *= factor;
+#pragma unroll
+        for (int c = 0; c < 4; ++c) value[n][c] *= factor;
 #pragma unroll
         for (int k = 0; k < kParts; ++k) {
-          if (part + k >= tile.slots.count) break;
           const float weight = Exp(lse[k][n] - reference);
+          sum[n] += weight;
 #pragma unroll
           for (int c = 0; c < 4; ++c) {
-            sum[n][c] = fmaf(weight, four[k][n].element[c], sum[n][c]);
+            value[n][c] = fmaf(weight, four[k][n].element[c], value[n][c]);
           }
         }
       }
@@ -118,19 +92,24 @@ __device__ __forceinline__ void AddParts(const MergeBoard<Config>& board, const 
     for (int n = 0; n < kRun; ++n) {
       const int item = first + n * kThreads;
       if (item >= items) break;
-      const int row = item / kQuads;
-      const PackedRow at = RowAt<Config>(tile.piece.problem, tile.piece.first_row, first_row + row);
-      OutElement* const out = static_cast<OutElement*>(core.o) +
-                              tile.piece.problem.q_batch * strides.batch + at.h * strides.head +
-                              (tile.piece.problem.q_row + at.i) * strides.seq + item % kQuads * 4;
-      const float scale = board.scale[row];
+      const int column = item % kQuads * 4;
+      const PackedRow at =
+          RowAt<Config>(tile.piece.problem, tile.piece.first_row, first_row + item / kQuads);
+      Problem problem = tile.piece.problem;
+      problem.h = at.h;
+      const SoftmaxEnd end =
+          FinishSoftmax(highest[n], sum[n], Config::Sink::Logit(problem, params));
+      if (column == 0) Config::Lse::Store(end.lse, problem, at.i, params);
+      OutElement* const out = static_cast<OutElement*>(core.o) + problem.q_batch * strides.batch +
+                              at.h * strides.head + (problem.q_row + at.i) * strides.seq + column;
+      const float scale = end.empty ? 0.f : end.o_scale;
       if (wide) {
-        const u64 low = ptx::cvt_rn_x2_f32(sum[n][1] * scale, sum[n][0] * scale, OutElement{});
-        const u64 high = ptx::cvt_rn_x2_f32(sum[n][3] * scale, sum[n][2] * scale, OutElement{});
+        const u64 low = ptx::cvt_rn_x2_f32(value[n][1] * scale, value[n][0] * scale, OutElement{});
+        const u64 high = ptx::cvt_rn_x2_f32(value[n][3] * scale, value[n][2] * scale, OutElement{});
         *reinterpret_cast<u64*>(out) = high << 32 | low;
       } else {
 #pragma unroll
-        for (int c = 0; c < 4; ++c) FromFloat(sum[n][c] * scale, &out[c]);
+        for (int c = 0; c < 4; ++c) FromFloat(value[n][c] * scale, &out[c]);
       }
     }
   }
@@ -140,8 +119,8 @@ __device__ __forceinline__ void AddParts(const MergeBoard<Config>& board, const 
 // block's rows have been. By kThreads threads, all that compute, of which this is number `thread`;
 // `barrier` is a named one of theirs.
 template <class Config, int kThreads, class Params>
-__device__ __forceinline__ void MergeIfLast(MergeBoard<Config>& board, const TilePiece& tile,
-                                            int thread, int barrier, const Params& params) {
+__device__ __forceinline__ void MergeIfLast(MergeBoard& board, const TilePiece& tile, int thread,
+                                            int barrier, const Params& params) {
   const int rank = RankInCluster<Config>();
   ptx::bar_sync(barrier, kThreads);
   if (thread == 0) {
@@ -151,12 +130,7 @@ __device__ __forceinline__ void MergeIfLast(MergeBoard<Config>& board, const Til
   }
   ptx::bar_sync(barrier, kThreads);
   if (board.is_last == 0) return;
-  const int first_row = rank * kBlockRows<Config>;
-  if (thread < kBlockRows<Config>) {
-    WeighParts<Config>(board, tile, first_row, thread, params);
-  }
-  ptx::bar_sync(barrier, kThreads);
-  AddParts<Config, kThreads>(board, tile, first_row, thread, params);
+  AddParts<Config, kThreads>(tile, rank * kBlockRows<Config>, thread, params);
 }
 
 }  // namespace packed_rows

@@ -20,6 +20,7 @@
 #include "policy/sink.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/griddep.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/tma.cuh"
@@ -47,15 +48,26 @@ __device__ __forceinline__ bool HasRows(const Piece& piece, int row) {
   return piece.first_row + first < piece.problem.seqlen_q * Config::kGroup;
 }
 
+// Blocks of a cluster: kCluster, which have one share of the keys, for each of its shares.
+template <class Config>
+inline constexpr int kClusterBlocks = Config::kCluster* Config::kClusterShares;
+
+// Among the blocks that have one share.
 template <class Config>
 __device__ __forceinline__ int RankInCluster() {
-  return Config::kCluster > 1 ? static_cast<int>(ptx::cluster_ctarank()) : 0;
+  return Config::kCluster > 1 ? static_cast<int>(ptx::cluster_ctarank()) % Config::kCluster : 0;
+}
+// The cluster's first block that has this one's share.
+template <class Config>
+__device__ __forceinline__ u32 FirstOfShare() {
+  return Config::kClusterShares > 1 ? ptx::cluster_ctarank() / Config::kCluster * Config::kCluster
+                                    : 0;
 }
 
 // Of all threads of all blocks.
 template <class Config>
 __device__ __forceinline__ void SyncCluster() {
-  if constexpr (Config::kCluster > 1) {
+  if constexpr (kClusterBlocks < Config >> 1) {
     ptx::barrier_cluster_arrive();
     ptx::barrier_cluster_wait();
   } else {
@@ -63,13 +75,24 @@ __device__ __forceinline__ void SyncCluster() {
   }
 }
 
-// Once for a warp, whose lanes have all come: at this barrier of every block of the cluster.
+// Before a warp ends: another block may still arrive at barriers of this one, and where a cluster
+// has several shares warps that merge (mma/cluster_merge.cuh) meet all others twice.
+template <class Config>
+__device__ __forceinline__ void LeaveCluster() {
+  __syncwarp();
+  if constexpr (kClusterBlocks < Config >> 1) SyncCluster<Config>();
+  if constexpr (Config::kClusterShares > 1) SyncCluster<Config>();
+}
+
+// Once for a warp, whose lanes have all come: at this barrier of every block that has this share.
 template <class Config>
 __device__ __forceinline__ void ArriveEverywhere(const u64& barrier) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const u32 address = ptx::SharedAddress(&barrier);
   if constexpr (Config::kCluster > 1) {
-    if (lane < Config::kCluster) ptx::mbarrier_arrive_cluster(ptx::mapa(address, lane));
+    if (lane < Config::kCluster) {
+      ptx::mbarrier_arrive_cluster(ptx::mapa(address, FirstOfShare<Config>() + lane));
+    }
   } else {
     if (lane == 0) ptx::mbarrier_arrive(address);
   }
@@ -86,6 +109,8 @@ struct TilePiece {
   int first_key;
   int blocks;       // -1: there are no more pieces
   PartSlots slots;  // of all parts of the item; set where it is merged (mma/packed_merge.cuh)
+  // The cluster's blocks have all parts of the item, and nothing else (mma/cluster_merge.cuh).
+  bool of_cluster;
 };
 
 // Where warp 0 leaves pieces for the other warps.
@@ -129,14 +154,26 @@ __device__ __forceinline__ TilePiece TilePieceOf(const Piece& piece, const Param
   const KeyBounds bounds = BoundsOf<Config>(piece, params);
   const int first = bounds.seen_begin / Config::kBlockN * Config::kBlockN;
   const int keys = bounds.seen_end - first;
-  return {piece, bounds, first, keys > 0 ? (keys + Config::kBlockN - 1) / Config::kBlockN : 0, {}};
+  return {piece, bounds, first, keys > 0 ? (keys + Config::kBlockN - 1) / Config::kBlockN : 0,
+          {},    false};
+}
+
+// By warp 0: around the first walk. What the kernel ahead has left can be read behind the wait, and
+// where it says nothing about pieces the first one is found while that kernel ends.
+template <class Config>
+__device__ __forceinline__ void WaitBeforeWalk() {
+  if constexpr (!kSequencesAreAlike<Config>) ptx::griddepcontrol_wait();
+}
+template <class Config>
+__device__ __forceinline__ void WaitBehindWalk() {
+  if constexpr (kSequencesAreAlike<Config>) ptx::griddepcontrol_wait();
 }
 
 // ---- copies of keys, by warp 0
 // --------------------------------------------------------------------------------------
 
-// Rows of keys that lie one behind the other for sure: those of a copy. The blocks of a cluster
-// copy an equal part of each block of keys, for all.
+// Rows of keys that lie one behind the other for sure: those of a copy. The blocks that have a
+// share together copy an equal part of each block of keys, for all.
 template <class Config>
 TILEWRIGHT_HOST_DEVICE constexpr int CopyRows() {
   constexpr int kPart = Config::kBlockN / Config::kCluster;
@@ -193,8 +230,9 @@ __device__ __forceinline__ void LoadPanels(u16 (*tile)[Config::kBlockN][kPanelCo
       const int column = (first_panel + lane) * kPanelColumns;
       if constexpr (Config::kCluster > 1) {
         constexpr u16 kAllBlocks = (1 << Config::kCluster) - 1;
-        ptx::cp_async_bulk_tensor_4d_load_multicast(to, map, barrier, column, row, head, block,
-                                                    kAllBlocks);
+        ptx::cp_async_bulk_tensor_4d_load_multicast(
+            to, map, barrier, column, row, head, block,
+            static_cast<u16>(kAllBlocks << FirstOfShare<Config>()));
       } else {
         ptx::cp_async_bulk_tensor_4d_load(to, map, barrier, column, row, head, block);
       }
@@ -307,6 +345,7 @@ __device__ __forceinline__ void LoadQueryRows(u16 (*tile)[kTileRows][kPanelColum
 template <class Config, int kPanels, class Shared, class Params>
 __device__ __forceinline__ void LoadQueries(Shared& shared, const Params& params) {
   const int first_row = RankInCluster<Config>() * (Config::kBlockM / Config::kCluster);
+  ptx::griddepcontrol_wait();
   for (int n = 0;; ++n) {
     const TilePiece& tile = shared.board.Await(n);
     if (tile.blocks < 0) return;

@@ -285,6 +285,16 @@ class PieceWalk {
                            piece.item_units);
   }
 
+  // Whether the shares of `count` blocks, this one's among them and the first a multiple of
+  // `count`, are the item of a piece that is a part of it, and nothing else. Asked with one line of
+  // heads.
+  __device__ __forceinline__ bool IsItemOfShares(const Piece& piece, int count) const {
+    const int first = DivideInts(block_, count) * count;
+    return SharesOfGrid<Config>() >= shares_.blocks && first + count <= shares_.blocks &&
+           shares_.Begin(first) == piece.item_begin &&
+           shares_.Begin(first + count) == piece.item_begin + piece.item_units;
+  }
+
   template <class Params>
   __device__ __forceinline__ bool Next(Piece* piece, const Params& params) {
     return params.parts.parts > 1 ? NextOfShare(piece, params) : NextItem(piece, params);

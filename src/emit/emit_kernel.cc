@@ -431,7 +431,8 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
     case Family::kDecodeSm90:
       config.Int("kStepKeys", plan.step)
           .Int("kStages", plan.stages)
-          .Int("kCluster", plan.cluster)
+          .Int("kCluster", plan::BlocksOfShare(plan))
+          .Int("kClusterShares", plan.cluster / plan::BlocksOfShare(plan))
           .Int("kChunk", plan.chunk)
           // The walk over pieces and pages spills with fewer, and with what merging needs of them.
           .Int("kLoaderRegisters", plan.column_warps > 1 ? 88 : 72)

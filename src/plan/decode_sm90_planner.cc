@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "plan/family_planner.h"
+#include "plan/launch_shape.h"
 #include "spec/validate.h"
 
 namespace tilewright::plan {
@@ -30,7 +31,7 @@ constexpr int64_t kMostDim = 256;
 constexpr int64_t kMostWideDim = 576;
 // SharedStorage of the kernels beside tiles.
 constexpr int64_t kBytesBesideTiles = 1024;
-constexpr int64_t kWideBytesBesideTiles = 3072;
+constexpr int64_t kWideBytesBesideTiles = 2048;
 
 bool IsWide(const AttentionSpec& spec) { return std::max(spec.dim_qk, spec.dim_v) > kMostDim; }
 
@@ -103,22 +104,47 @@ KernelPlan StartPlan(const PlanRequest& request) {
   return plan;
 }
 
-// Tiles of the rows of both blocks of a cluster, or of one, best first.
+// Shares that fill the board, of which one of `items`, where lengths are alike, has a whole power
+// of two with few multiprocessors idle: so many blocks of a cluster have its parts. 1: there are
+// none.
+int SharesOfItem(int64_t items, int64_t shares) {
+  constexpr int64_t kIdle = 20;  // one in so many
+  for (const int of_item : {8, 4, 2}) {
+    if (items * of_item <= shares && items * of_item * kIdle >= shares * (kIdle - 1)) {
+      return of_item;
+    }
+  }
+  return 1;
+}
+
+// Tiles of the rows of both blocks that have a share, or of one, best first.
 std::vector<KernelPlan> WidePlans(const PlanRequest& request) {
   const AttentionSpec& spec = request.spec;
+  const int64_t rows = spec.seqlen_q * spec::GroupSize(spec);
   std::vector<KernelPlan> plans;
-  for (const int cluster : {2, 1}) {
+  for (const int blocks : {2, 1}) {
     // A second block would have no rows.
-    if (cluster > 1 && spec.seqlen_q * spec::GroupSize(spec) <= kWarpgroupRows) continue;
+    if (blocks > 1 && rows <= kWarpgroupRows) continue;
     KernelPlan plan = StartPlan(request);
     plan.column_warps = kComputing;
-    plan.cluster = cluster;
-    plan.block_m = static_cast<int>(kWarpgroupRows) * cluster;
+    plan.cluster = blocks;
+    plan.block_m = static_cast<int>(kWarpgroupRows) * blocks;
     plan.block_n = 64;
     plan.stages = 2;
     plan.smem_bytes = PanelBytes(spec.dim_qk, kWarpgroupRows + plan.stages * plan.block_n) +
                       kWideBytesBesideTiles;
-    plans.push_back(plan);
+    plan.slots = std::max(request.board.num_sms, blocks) / blocks;
+    // Clusters of more find room on 120 of 132 multiprocessors.
+    constexpr int kMostBlocks = 2;
+    const int64_t items = spec.batch * spec.heads_kv * CeilDiv(rows, plan.block_m);
+    const int of_item = spec.batch_invariant ? 1 : SharesOfItem(items, plan.slots);
+    if (of_item > 1 && of_item * blocks <= kMostBlocks) {
+      KernelPlan merging = plan;
+      merging.cluster = of_item * blocks;
+      merging.slots = static_cast<int>(items) * of_item;
+      plans.insert(plans.begin(), std::move(merging));
+    }
+    plans.push_back(std::move(plan));
   }
   return plans;
 }
@@ -142,6 +168,7 @@ std::vector<KernelPlan> PlansOfWholeRows(const PlanRequest& request) {
         static_cast<int>(std::min(kMostStages, (request.traits.smem_per_block_optin - q) / stage));
     if (plan.stages < 2) continue;
     plan.smem_bytes = q + plan.stages * stage;
+    plan.slots = request.board.num_sms;
     plans.push_back(plan);
   }
   return plans;
@@ -172,12 +199,11 @@ FamilyAnswer PlanDecodeSm90(const PlanRequest& request) {
   if (!answer.refusal.empty()) return answer;
   const int64_t rows = std::max<int64_t>(spec.seqlen_q, 1) * spec::GroupSize(spec);
   for (KernelPlan& plan : IsWide(spec) ? WidePlans(request) : PlansOfWholeRows(request)) {
-    if (!FitsPages(spec, plan.block_n / plan.cluster)) continue;
+    if (!FitsPages(spec, plan.block_n / BlocksOfShare(plan))) continue;
     plan.step = plan.block_n;
     plan.split = true;
     // A sequence's parts must depend on nothing else.
     if (spec.batch_invariant) plan.chunk = 512 / plan.block_n;
-    plan.slots = std::max(request.board.num_sms, plan.cluster) / plan.cluster;
     if (!IsWide(spec)) plan.after = {CombineBehind(plan, spec, rows)};
     answer.plans.push_back(std::move(plan));
   }

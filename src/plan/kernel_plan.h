@@ -76,7 +76,8 @@ struct KernelPlan {
   // 64 keys.
   int consumers = 0;  // 1 to 4; backward 2
   int blocks = 0;     // that share a multiprocessor; 0: one
-  // Blocks that load K and V for each other, 1 or 2; of attn_decode, that share items: 4.
+  // Blocks that load K and V for each other, 1 or 2; of attn_decode, that share items: 4; of
+  // attn_decode_sm90 either or both (BlocksOfShare).
   int cluster = 0;
   // At most so many clusters, or blocks of attn_fwd_small, which walk the tiles; 0: one for each.
   int max_grid = 0;

@@ -163,7 +163,7 @@ CallPlan PlanCall(const KernelPlan& plan, const AttentionSpec& spec, const Atten
       // mma/packed_rows.cuh.
       const int64_t words = plan.family == Family::kDecode ? 1
                             : plan.family == Family::kDecodeSm90 && plan.after.empty()
-                                ? plan.cluster
+                                ? BlocksOfShare(plan)
                                 : 0;
       const int64_t lses = plan.block_m + 2 * words;
       add(Region::kPartialLse, slots * lses * 4);
@@ -195,6 +195,11 @@ int64_t DqTilesOfHead(int block_m, const AttentionSpec& spec, const AttentionArg
                               : CeilDiv(args.seqlen_q, block_m);
 }
 
+int BlocksOfShare(const KernelPlan& plan) {
+  constexpr int kBlockRows = 64;
+  return plan.column_warps > 1 ? plan.block_m / kBlockRows : 1;
+}
+
 int64_t DqSumsOfTile(int block_m, int64_t dim_qk) { return block_m * CeilDiv(dim_qk, 8) * 8; }
 
 LaunchShape ComputeLaunchShape(const KernelPlan& kernel, const AttentionSpec& spec,
@@ -205,8 +210,12 @@ LaunchShape ComputeLaunchShape(const KernelPlan& kernel, const AttentionSpec& sp
   if (IsEmpty(spec, args)) return shape;
   switch (kernel.family) {
     case Family::kDecodeSm90:
-      shape.grid = static_cast<uint32_t>(Blocks(
-          call.parts > 1 ? call.parts : CountDecode(kernel, spec, args).items, kernel.cluster));
+      // Whole clusters, of which the last may have a share less.
+      shape.grid = static_cast<uint32_t>(
+          Blocks(CeilDiv((call.parts > 1 ? call.parts : CountDecode(kernel, spec, args).items) *
+                             BlocksOfShare(kernel),
+                         kernel.cluster),
+                 kernel.cluster));
       shape.overlaps = true;
       break;
     case Family::kDecode:

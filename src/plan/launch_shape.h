@@ -45,6 +45,10 @@ int64_t DqTilesOfHead(int block_m, const AttentionSpec& spec, const AttentionArg
 // Floats of one such tile: rows of whole fragments of 8 columns.
 int64_t DqSumsOfTile(int block_m, int64_t dim_qk);
 
+// Blocks that have a share of the keys of attn_decode_sm90 together, 64 rows each where warpgroups
+// share columns of O. A cluster has one share or several.
+int BlocksOfShare(const KernelPlan& plan);
+
 struct LaunchShape {
   uint32_t grid = 0;   // blocks, linear in x; 0: nothing to launch
   uint32_t block = 0;  // threads

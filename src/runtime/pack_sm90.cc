@@ -181,7 +181,7 @@ absl::Status PackDecode(const device::DriverApi& api, const plan::KernelPlan& pl
   const int64_t kv_rows = paged ? spec.page_size : packed_kv ? args.total_kv : args.seqlen_kv;
   // Nobody says how many pages or slots there are; only those of the tables are read.
   const int64_t kv_batch = paged || spec.cache_batch_idx ? kMax : packed_kv ? 1 : args.batch;
-  const int64_t part_rows = plan.block_n / plan.cluster;
+  const int64_t part_rows = plan.block_n / plan::BlocksOfShare(plan);
   const int box_rows = static_cast<int>(paged ? std::min(spec.page_size, part_rows) : part_rows);
   // A block of keys that ends behind the last one is still asked for.
   if (kv_rows > kMax - 2 * plan.block_n) {

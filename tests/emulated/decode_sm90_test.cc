@@ -5,7 +5,10 @@
 #include <limits>
 #include <vector>
 
+#include "plan/launch_shape.h"
+#include "spec/canonical.h"
 #include "tests/emulated/case_changes.h"
+#include "tests/emulated/emulated_call.h"
 #include "tests/emulated/emulated_case.h"
 
 namespace tilewright {
@@ -19,8 +22,8 @@ using emulated::ShareKeys;
 using reference::HostCase;
 
 // What lies behind the sequences is read with the block that holds their last key.
-void PutNanBehindLengths(HostCase& c) {
-  emulated::SetLengths(c, {700, 65});
+void PutNanBehind(HostCase& c, const std::vector<int32_t>& lengths) {
+  emulated::SetLengths(c, lengths);
   const double nan = std::numeric_limits<double>::quiet_NaN();
   for (int64_t b = 0; b < c.spec.batch; ++b) {
     for (int64_t j = c.seqused_kv[b]; j < c.spec.seqlen_kv; ++j) {
@@ -28,6 +31,21 @@ void PutNanBehindLengths(HostCase& c) {
       for (int64_t d = 0; d < c.spec.dim_v; ++d) c.v.Set(c.VAt(b, j, 0, d), nan);
     }
   }
+}
+
+void PutNanBehindLengths(HostCase& c) { PutNanBehind(c, {700, 65}); }
+
+// A scenario, by the planner's first plan but with `slots` shares of the keys, of which a cluster
+// has so many.
+Emulation InClusters(Scenario scenario, int of_cluster, int slots) {
+  const auto spec = spec::ParseSpec(scenario.spec);
+  EXPECT_TRUE(spec.ok()) << spec.status();
+  const auto plans = emulated::PlansOf(spec::Canonicalise(*spec), plan::Family::kDecodeSm90);
+  EXPECT_TRUE(plans.ok()) << plans.status();
+  plan::KernelPlan plan = plans->front();
+  plan.cluster = plan::BlocksOfShare(plan) * of_cluster;
+  plan.slots = slots;
+  return {std::move(scenario), plan::Family::kDecodeSm90, plan.ToString()};
 }
 
 const std::vector<Emulation>& Emulations() {
@@ -53,7 +71,21 @@ const std::vector<Emulation>& Emulations() {
         {"fwd bf16 b=2 h=66/1 s=1/1000 d=320/256 varlen lse", {}, {}, PutNanBehindLengths},
         {"fwd bf16 b=1 h=70/1 s=3/700 d=320/256 window=200,0", {}, {}, ShareKeys},
     };
-    return new std::vector<Emulation>(emulated::Served(scenarios, {plan::Family::kDecodeSm90}));
+    auto* emulations =
+        new std::vector<Emulation>(emulated::Served(scenarios, {plan::Family::kDecodeSm90}));
+    // A cluster has all parts of a sequence and merges them; then parts of two sequences.
+    emulations->push_back(
+        InClusters({"fwd bf16 b=2 h=70/1 s=1/1100 d=320/256 sinks lse", {}, {}, ShareKeys}, 2, 4));
+    emulations->push_back(InClusters({"fwd fp16 b=2 h=9/1 s=1/1000 d=264/256 varlen lse",
+                                      {},
+                                      {},
+                                      [](HostCase& c) {
+                                        PutNanBehind(c, {1000, 970});
+                                      }},
+                                     4, 8));
+    emulations->push_back(InClusters(
+        {"fwd bf16 b=2 h=66/1 s=1/1100 d=320/256 varlen lse", {}, {}, PutNanBehindLengths}, 2, 3));
+    return emulations;
   }();
   return *all;
 }

@@ -117,7 +117,11 @@ std::vector<std::string> Call::Run(AttentionArgs args,
     if (shape.grid == 0) continue;
     const uint32_t cluster = static_cast<uint32_t>(std::max(plans[n].cluster, 1));
     const uint32_t clusters = shape.grid / cluster;
-    const bool walks = plans[n].family != plan::Family::kBwdSm90 || plans[n].max_grid != 0;
+    // Shares of a cluster are merged in it if each of its blocks has one.
+    const bool merges_in_cluster = plans[n].family == plan::Family::kDecodeSm90 &&
+                                   plans[n].cluster > plan::BlocksOfShare(plans[n]);
+    const bool walks =
+        (plans[n].family != plan::Family::kBwdSm90 || plans[n].max_grid != 0) && !merges_in_cluster;
     std::vector<cuda_on_host::MemoryRange> all = memory;
     all.push_back({workspace.data(), workspace.size(), true, "workspace"});
     const std::vector<std::string> found = kernels_[n]->Launch(
