@@ -368,11 +368,12 @@ struct Consumer {
     const int to = thread / 32 * 16 + lane % 16;
     // All warps of the warpgroup have read K, whose place the weights take, and have zeroed rows.
     ptx::bar_sync(kFirstBarrier + warpgroup, kWarpgroup);
+    // Chunks n + lane / 16 of the row, of which there are 8: one address in a register, not four.
+    const u32 first =
+        ptx::SharedAddress(&shared.k[stage][S::kPanelsV][to][(lane / 16 ^ to % 8) * 8]);
 #pragma unroll
     for (int n = 0; n < S::kScores / 4; n += 2) {
-      const int chunk = n + lane / 16;
-      const u16* const address = &shared.k[stage][S::kPanelsV][to][(chunk % 8 ^ to % 8) * 8];
-      ptx::stmatrix_x4(ptx::SharedAddress(address), p[2 * n], p[2 * n + 1], p[2 * n + 2],
+      ptx::stmatrix_x4(first ^ static_cast<u32>(n * 16), p[2 * n], p[2 * n + 1], p[2 * n + 2],
                        p[2 * n + 3]);
     }
     if (lane % 4 == 0) {

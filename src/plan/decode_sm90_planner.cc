@@ -141,7 +141,7 @@ std::vector<KernelPlan> WidePlans(const PlanRequest& request) {
     if (of_item > 1 && of_item * blocks <= kMostBlocks) {
       KernelPlan merging = plan;
       merging.cluster = of_item * blocks;
-      merging.slots = static_cast<int>(items) * of_item;
+      merging.slots = plan.slots / of_item * of_item;
       plans.insert(plans.begin(), std::move(merging));
     }
     plans.push_back(std::move(plan));

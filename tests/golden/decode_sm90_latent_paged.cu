@@ -41,6 +41,7 @@ struct Config {
   static constexpr int kStepKeys = 64;
   static constexpr int kStages = 2;
   static constexpr int kCluster = 2;
+  static constexpr int kClusterShares = 1;
   static constexpr int kChunk = 0;
   static constexpr int kLoaderRegisters = 88;
   static constexpr int kConsumerRegisters = 208;

@@ -176,6 +176,19 @@ void AddDecode(Sweep& sweep) {
       }
     }
   }
+  // Two parts of each sequence to a cluster.
+  for (const int64_t page : {0, 64}) {
+    sweep.Add(absl::StrCat("decode_in_clusters_page_", page), [&](auto& s) {
+      base(s);
+      SetDims(s, 320, 256);
+      SetHeads(s, 9, 1);
+      s.batch = 64;
+      s.seqlen_kv = 1000;
+      s.varlen = page != 0;
+      s.page_size = page;
+      s.lse = true;
+    });
+  }
   const std::pair<const char*, ElementType> stored[] = {{"e4m3", ElementType::kFp8E4m3},
                                                         {"e5m2", ElementType::kFp8E5m2},
                                                         {"int8", ElementType::kInt8}};

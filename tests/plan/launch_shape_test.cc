@@ -144,7 +144,7 @@ TEST(PlanCallTest, ClustersHaveWholeItemsOrEqualPartsOfOne) {
   plan.family = Family::kDecodeSm90;
   plan.block_m = 128;
   plan.block_n = plan.step = 64;
-  plan.cluster = 2;
+  plan.cluster = plan.column_warps = 2;
   plan.split = true;
   plan.slots = 66;
   AttentionSpec spec = Spec(128);
@@ -162,6 +162,11 @@ TEST(PlanCallTest, ClustersHaveWholeItemsOrEqualPartsOfOne) {
   // Each block of a cluster counts in a word of its own behind the LSEs of a part.
   const CallPlan call = call_of(32);
   EXPECT_EQ(call.workspace_bytes - call.offset(Region::kPartialLse), 2 * 64 * (128 + 4) * 4);
+  // Two shares to a cluster, one block each: clusters are whole.
+  plan.block_m = 64;
+  plan.slots = 127;
+  EXPECT_EQ(call_of(40).parts, 127);
+  EXPECT_EQ(ComputeLaunchShape(plan, spec, Args(40, 1), call_of(40)).grid, 128u);
 }
 
 TEST(PlanCallTest, OnePartNeedsNeitherWorkspaceNorASecondKernel) {

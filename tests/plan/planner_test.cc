@@ -75,6 +75,13 @@ TEST(PlannerTest, FewQueriesOverManyKeysAreDecoded) {
   EXPECT_EQ(heads.slots, 66);
   EXPECT_TRUE(heads.after.empty());  // its last blocks merge
   EXPECT_EQ(BestFor("fwd bf16 b=16 h=64/1 s=1/8192 d=576/512").value().plan.cluster, 1);
+  // Two parts of a sequence fill the board: a cluster has both.
+  const KernelPlan halves = BestFor("fwd bf16 b=66 h=64/1 s=1/8192 d=576/512").value().plan;
+  EXPECT_EQ(halves.cluster, 2);
+  EXPECT_EQ(halves.block_m, 64);
+  EXPECT_EQ(halves.slots, 132);
+  EXPECT_EQ(BestFor("fwd bf16 b=66 h=64/1 s=1/8192 d=576/512 batch_invariant").value().plan.cluster,
+            1);
   // Pages that are no multiples of 8 rows, and other architectures.
   EXPECT_EQ(BestFor("fwd bf16 b=16 h=71/1 s=1/8192 d=64 varlen paged=3").value().plan.family,
             Family::kDecode);
