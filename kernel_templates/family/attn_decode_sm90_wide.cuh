@@ -272,7 +272,7 @@ struct Consumer {
     packed_rows::ScaleRows(o, factor);
   }
 
-  // Weights of the other warpgroup's block times this one's columns of V.
+  // Weights of the other warpgroup's block times this one's columns of V. A commit is due.
   __device__ __forceinline__ void IssueOther(int block) {
     const int stage = block % kStages;
     Wait(shared.weights_full[stage], ParityOf(block));
@@ -281,7 +281,6 @@ struct Consumer {
     const u64 weights = k_tiles + StageUnits(stage) + S::kPanelsV * S::kPanelUnits;
     ptx::wgmma_fence();
     Config::Wgmma::ValuesOfOther(o, weights, v_tiles + StageUnits(stage));
-    ptx::wgmma_commit_group();
   }
   // Behind the wait for these products. Gives the block back.
   __device__ __forceinline__ void EndOther(int block) {
@@ -307,23 +306,26 @@ struct Consumer {
     packed_rows::ZeroUnseenRows<S::kPanelsV>(shared.k[stage], begin, end);
   }
 
-  // A block of this warpgroup's own. kFollows: the one before has the other's weights.
-  template <bool kFollows, bool kScoresFirst>
-  __device__ __forceinline__ void Step(const packed_rows::TilePiece& tile, int block, int key) {
+  // A block of this warpgroup's own. `follows`: the one before has the other's weights. Asked at
+  // run time, with a group of no products where there are none: code of its own for the first block
+  // made a third of the kernel.
+  template <bool kScoresFirst>
+  __device__ __forceinline__ void Step(const packed_rows::TilePiece& tile, int block, int key,
+                                       bool follows) {
     const int stage = block % kStages;
     float s[S::kScores];
     if constexpr (kScoresFirst) {
       IssueFirstScores(s, block);
       IssueFurtherScores(s, block);
-      if constexpr (kFollows) IssueOther(block - 1);
-      ptx::wgmma_wait_group<kFollows ? 1 : 0>();
+      if (follows) IssueOther(block - 1);
+      ptx::wgmma_commit_group();
+      ptx::wgmma_wait_group<1>();
     } else {
-      if constexpr (kFollows) IssueOther(block - 1);
+      if (follows) IssueOther(block - 1);
+      ptx::wgmma_commit_group();
       IssueFirstScores(s, block);
-      if constexpr (kFollows) {
-        ptx::wgmma_wait_group<1>();
-        EndOther(block - 1);
-      }
+      ptx::wgmma_wait_group<1>();
+      if (follows) EndOther(block - 1);
       IssueFurtherScores(s, block);
       ptx::wgmma_wait_group<0>();
     }
@@ -340,9 +342,9 @@ struct Consumer {
                                                params.core.scale, missing, params);
       packed_rows::Weigh(s, reference, to_log2, after, added);
     }
-    if constexpr (kScoresFirst && kFollows) {
+    if constexpr (kScoresFirst) {
       ptx::wgmma_wait_group<0>();
-      EndOther(block - 1);
+      if (follows) EndOther(block - 1);
     }
     u32 p[S::kScores / 2];
 #pragma unroll
@@ -392,17 +394,15 @@ struct Consumer {
       return tile.first_key + (block - done) * Config::kBlockN;
     };
     int own = done;
-    if (own % kStages != warpgroup) {
-      ++own;
-    } else if (own < last) {
-      Step<false, kScoresFirst>(tile, own, key_of(own));
-      own += kStages;
-    }
+    if (own % kStages != warpgroup) ++own;
 #pragma unroll 1
-    for (; own < last; own += kStages) Step<true, kScoresFirst>(tile, own, key_of(own));
+    for (; own < last; own += kStages) {
+      Step<kScoresFirst>(tile, own, key_of(own), own > done);
+    }
     // The last block is the other's.
     if (tile.blocks > 0 && own == last) {
       IssueOther(last - 1);
+      ptx::wgmma_commit_group();
       ptx::wgmma_wait_group<0>();
       EndOther(last - 1);
     }
