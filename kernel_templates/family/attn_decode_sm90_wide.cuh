@@ -185,9 +185,11 @@ struct Loader {
         if (block + 1 < tile.blocks) {
           place = packed_rows::PlaceOfCopy<Config>(piece.problem, key + Config::kBlockN, params);
         }
-        // Blocks of a cluster wait for products, and a stage that is free for its keys. Others wait
-        // for memory, which reads a quarter less a second when it is asked for everything twice.
-        if (Config::kCluster > 1 && !by_threads && block >= kStages && block + 1 < tile.blocks) {
+        // Where two blocks have rows over these keys they wait for products, and a stage that is
+        // free for its keys. Others wait for memory, which reads a quarter less a second when it is
+        // asked for everything twice.
+        const bool waits_for_products = piece.problem.seqlen_q * Config::kGroup > kRows;
+        if (waits_for_products && !by_threads && block >= kStages && block + 1 < tile.blocks) {
           packed_rows::PrefetchPanels<Config, S::kPanelsQk>(&params.decode_sm90.k, place,
                                                             static_cast<int>(piece.problem.h_kv));
         }

@@ -104,19 +104,6 @@ KernelPlan StartPlan(const PlanRequest& request) {
   return plan;
 }
 
-// Shares that fill the board, of which one of `items`, where lengths are alike, has a whole power
-// of two with few multiprocessors idle: so many blocks of a cluster have its parts. 1: there are
-// none.
-int SharesOfItem(int64_t items, int64_t shares) {
-  constexpr int64_t kIdle = 20;  // one in so many
-  for (const int of_item : {8, 4, 2}) {
-    if (items * of_item <= shares && items * of_item * kIdle >= shares * (kIdle - 1)) {
-      return of_item;
-    }
-  }
-  return 1;
-}
-
 // Tiles of the rows of both blocks that have a share, or of one, best first.
 std::vector<KernelPlan> WidePlans(const PlanRequest& request) {
   const AttentionSpec& spec = request.spec;
@@ -134,17 +121,21 @@ std::vector<KernelPlan> WidePlans(const PlanRequest& request) {
     plan.smem_bytes = PanelBytes(spec.dim_qk, kWarpgroupRows + plan.stages * plan.block_n) +
                       kWideBytesBesideTiles;
     plan.slots = std::max(request.board.num_sms, blocks) / blocks;
-    // Clusters of more find room on 120 of 132 multiprocessors.
-    constexpr int kMostBlocks = 2;
-    const int64_t items = spec.batch * spec.heads_kv * CeilDiv(rows, plan.block_m);
-    const int of_item = spec.batch_invariant ? 1 : SharesOfItem(items, plan.slots);
-    if (of_item > 1 && of_item * blocks <= kMostBlocks) {
-      KernelPlan merging = plan;
-      merging.cluster = of_item * blocks;
-      merging.slots = plan.slots / of_item * of_item;
-      plans.insert(plans.begin(), std::move(merging));
-    }
     plans.push_back(std::move(plan));
+  }
+  // Where two parts of each item fill the board but for one block in twenty, if lengths are alike,
+  // a cluster has both and merges them without a trip to memory. (Clusters of four would find room
+  // on 120 of 132 multiprocessors.) With more keys that weighs less than copying them for one
+  // block.
+  constexpr int64_t kMostKeys = 8192;
+  const int64_t parts = 2 * spec.batch * spec.heads_kv * CeilDiv(rows, kWarpgroupRows);
+  const int64_t slots = plans.back().slots;
+  if (!spec.batch_invariant && spec.seqlen_kv <= kMostKeys && parts <= slots &&
+      20 * parts >= 19 * slots) {
+    KernelPlan halves = plans.back();
+    halves.cluster = 2;
+    halves.slots = halves.slots / 2 * 2;
+    plans.insert(plans.begin(), std::move(halves));
   }
   return plans;
 }
