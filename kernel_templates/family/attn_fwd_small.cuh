@@ -92,6 +92,31 @@ inline constexpr bool kMayBeAlike =
     kTilesAreAlike<Config>&& Config::KvRows::kIsDense&& Config::Dropout::kIdentity &&
     (Config::kKeptTerms != 0 || (Config::Score::kIdentity && Config::Mask::kIsEmpty));
 
+// Whether two teams have neighbouring heads of one batch, and copy the rows of both together: where
+// heads lie side by side, twice as many bytes of memory at a time.
+template <class Config>
+concept JoinsHeads = requires {
+  requires Config::kKeptTerms == 0 && Config::kTeams == 2;
+}
+&&!requires { Config::kIsCareful; };
+template <class Config>
+__device__ __forceinline__ int TeamOfThread() {
+  return static_cast<int>(threadIdx.x) / kThreads<Config>;
+}
+template <class Config, class Params>
+__device__ __forceinline__ bool HasPairsOfHeads(const Params& params) {
+  return params.core.heads_q % 2 == 0 && SeqlenQ<Config>(params) <= Config::kBlockM;
+}
+// A barrier of those who copy together.
+template <class Config>
+__device__ __forceinline__ void SyncCopiers() {
+  if constexpr (JoinsHeads<Config>) {
+    __syncthreads();
+  } else {
+    SyncTeam<Config>();
+  }
+}
+
 // Of a sequence.
 template <class Config, class Params>
 __device__ __forceinline__ int KeyBlocks(const Params& params) {
@@ -364,8 +389,15 @@ struct TileCopier {
   static constexpr int kLanes = PowerOfTwoFrom(kChunks);
   static constexpr int kRows = kThreads<Config> / kLanes;
 
-  static __device__ __forceinline__ int Row() { return ThreadOfTeam<Config>() / kLanes; }
+  static __device__ __forceinline__ int Row() {
+    return JoinsHeads<Config> ? static_cast<int>(threadIdx.x) / (2 * kLanes)
+                              : ThreadOfTeam<Config>() / kLanes;
+  }
   static __device__ __forceinline__ int Chunk() { return ThreadOfTeam<Config>() % kLanes; }
+  // Whose rows this thread copies.
+  static __device__ __forceinline__ int Team() {
+    return JoinsHeads<Config> ? static_cast<int>(threadIdx.x) / kLanes % 2 : TeamOfThread<Config>();
+  }
   // Of its first chunk, from the tile's first row.
   static __device__ __forceinline__ i64 Offset(i64 stride) { return Row() * stride + Chunk() * 8; }
 
@@ -435,11 +467,13 @@ struct Copier {
   __device__ __forceinline__ Addresses<Element> Find(const Problem& problem, i64 q_begin,
                                                      i64 kv_begin, const Params& params) const {
     const abi::AttnFwdParams& core = params.core;
-    return {
-        RowAt(static_cast<const Element*>(core.q), core.q_strides, problem, q_begin) +
-            Q::Offset(core.q_strides.seq),
-        KeyAt(core.k, core.k_strides, problem, kv_begin, params) + K::Offset(core.k_strides.seq),
-        KeyAt(core.v, core.v_strides, problem, kv_begin, params) + V::Offset(core.v_strides.seq)};
+    return {RowAt(static_cast<const Element*>(core.q), core.q_strides, OfTeam(problem, Q::Team()),
+                  q_begin) +
+                Q::Offset(core.q_strides.seq),
+            KeyAt(core.k, core.k_strides, OfTeam(problem, K::Team()), kv_begin, params) +
+                K::Offset(core.k_strides.seq),
+            KeyAt(core.v, core.v_strides, OfTeam(problem, V::Team()), kv_begin, params) +
+                V::Offset(core.v_strides.seq)};
   }
   template <class Params>
   __device__ __forceinline__ Element* RowsOfO(const Problem& problem, i64 q_begin,
@@ -504,6 +538,13 @@ struct Copier {
   }
   static __device__ __forceinline__ int ChunkOfO() {
     return static_cast<int>(threadIdx.x % 32) % kLanesOfO;
+  }
+
+  // The same for the head that `team` has.
+  static __device__ __forceinline__ Problem OfTeam(Problem problem, int team) {
+    problem.h += team - TeamOfThread<Config>();
+    problem.h_kv = problem.h / Config::kGroup;
+    return problem;
   }
 
   template <class AnyElement>
@@ -603,6 +644,37 @@ struct OtherMasks<Config, Params> {
   }
 };
 
+// Reads an element of a single kept term in each of a warp's rows, a step of keys ahead: policies
+// ask for rows one after the other, and then find them in L1.
+template <class Config>
+struct BiasTouch {
+  static constexpr bool kWorks =
+      Config::kPackedTerms && BitCount(Config::kKeptTerms) == 1 && !Config::KeptScore::kIdentity;
+  const u16* row = nullptr;
+  i64 stride;
+  int keys;
+
+  template <class Params>
+  __device__ __forceinline__ BiasTouch(const Problem& problem, i64 first_row,
+                                       const Params& params) {
+    if constexpr (kWorks) {
+      const abi::BiasArgs& bias = params.bias[BitCount(Config::kKeptTerms - 1)];
+      const int lane = static_cast<int>(threadIdx.x % 32);
+      stride = bias.stride_kv;
+      keys = static_cast<int>(problem.seqlen_kv);
+      if (lane < Config::kRowsPerWarp && first_row + lane < problem.seqlen_q) {
+        row = static_cast<const u16*>(bias.data) + BiasOffset(bias, problem, first_row + lane, 0);
+      }
+    }
+  }
+  __device__ __forceinline__ u32 Read(int key) const {
+    if constexpr (kWorks) {
+      if (row != nullptr && key < keys) return row[key * stride];
+    }
+    return 0;
+  }
+};
+
 // The keys of a visit, by one warp.
 template <class Config, class Params, class AnyVisit>
 struct Attention {
@@ -671,13 +743,22 @@ struct Attention {
     const Problem problem = MakeProblem<Config>(place.b, place.h, params);
     const HeadPolicies<Kept, Params> policies(problem, params);
     const i64 row = i64{place.m} * Config::kBlockM + Rows<Config>::FirstRow();
+    constexpr int kStride = Config::kTeams * Config::kStepKeys;
+    int key = team * Config::kStepKeys;
+    const BiasTouch<Config> touch(problem, row, params);
+    u32 before = touch.Read(key);
 #pragma unroll 1
-    for (int key = team * Config::kStepKeys; key < Config::kTermKeys;
-         key += Config::kTeams * Config::kStepKeys) {
-      Scores terms_of_step;
-      ClearTile(terms_of_step);
-      ApplyPolicies<Kept>(terms_of_step, policies, problem, row, key, false, params);
-      StoreTerms(terms, terms_of_step, key / Config::kStepKeys * kStepTerms);
+    for (; key < Config::kTermKeys; key += kStride) {
+      const u32 next = touch.Read(key + kStride);
+#pragma unroll 1
+      for (int m = 0; m < kMTiles; ++m) {
+        float some[1][kNTiles][4];
+        ClearTile(some);
+        ApplyPolicies<Kept>(some, policies, problem, row + 16 * m, key, false, params);
+        StoreTerms(terms, some[0], m, key / Config::kStepKeys * kStepTerms);
+      }
+      ptx::Opaque(before);
+      before = next;
     }
   }
 
@@ -692,27 +773,20 @@ struct Attention {
   __device__ __forceinline__ int FirstTerm(int step) const {
     return visit.n * (Config::kBlockN / 8 / kTermTiles) + step * kStepTerms;
   }
-  static __device__ __forceinline__ void StoreTerms(Term (*terms)[32], const Scores& scores,
+  static __device__ __forceinline__ void StoreTerms(Term (*terms)[32],
+                                                    const float (&scores)[kNTiles][4], int m,
                                                     int first) {
 #pragma unroll
-    for (int m = 0; m < kMTiles; ++m) {
+    for (int n = 0; n < kNTiles; n += kTermTiles) {
+      const float(&s)[4] = scores[n];
+      Term& term = TermOf(terms, m, first + n / kTermTiles);
       if constexpr (Config::kPackedTerms) {
-#pragma unroll
-        for (int n = 0; n < kNTiles; n += 2) {
-          const float(&s)[4] = scores[m][n];
-          const float(&t)[4] = scores[m][n + 1];
-          using Ops = typename Rows<Config>::Ops;
-          TermOf(terms, m,
-                 first + n / kTermTiles) = {{Ops::Pack(s[1], s[0]), Ops::Pack(s[3], s[2]),
-                                             Ops::Pack(t[1], t[0]), Ops::Pack(t[3], t[2])}};
-        }
+        using Ops = typename Rows<Config>::Ops;
+        const float(&t)[4] = scores[n + 1];
+        term = {{Ops::Pack(s[1], s[0]), Ops::Pack(s[3], s[2]), Ops::Pack(t[1], t[0]),
+                 Ops::Pack(t[3], t[2])}};
       } else {
-#pragma unroll
-        for (int n = 0; n < kNTiles; ++n) {
-          const float(&s)[4] = scores[m][n];
-          TermOf(terms, m, first + n / kTermTiles) = {
-              {BitsOfFloat(s[0]), BitsOfFloat(s[1]), BitsOfFloat(s[2]), BitsOfFloat(s[3])}};
-        }
+        term = {{BitsOfFloat(s[0]), BitsOfFloat(s[1]), BitsOfFloat(s[2]), BitsOfFloat(s[3])}};
       }
     }
   }
@@ -933,10 +1007,13 @@ __device__ __forceinline__ bool WalkAlikeTiles(SharedStorage<Config>& storage,
       at.v += Config::kBlockN * core.v_strides.seq;
     } else {
       if (next.first) {
-        Of::Q::StartExisting(shared.q[q_slot], at.q, core.q_strides.seq, tile.rows);
+        Of::Q::StartExisting(storage.teams[Of::Q::Team()].q[q_slot], at.q, core.q_strides.seq,
+                             tile.rows);
       }
-      at.k = Of::K::StartExisting(shared.k[slot], at.k, core.k_strides.seq, next.keys);
-      at.v = Of::V::StartExisting(shared.v[slot], at.v, core.v_strides.seq, next.keys);
+      at.k = Of::K::StartExisting(storage.teams[Of::K::Team()].k[slot], at.k, core.k_strides.seq,
+                                  next.keys);
+      at.v = Of::V::StartExisting(storage.teams[Of::V::Team()].v[slot], at.v, core.v_strides.seq,
+                                  next.keys);
       constexpr int kBehindK = RoundUp(Config::kBlockN, Of::K::kRows) - Config::kBlockN;
       constexpr int kBehindV = RoundUp(Config::kBlockN, Of::V::kRows) - Config::kBlockN;
       if constexpr (kBehindK > 0) at.k -= kBehindK * core.k_strides.seq;
@@ -952,7 +1029,7 @@ __device__ __forceinline__ bool WalkAlikeTiles(SharedStorage<Config>& storage,
       ClearRowsFrom<Config, Config::kRunKeys>(keys_of_last, shared.k[slot]);
       ClearRowsFrom<Config, Config::kRunKeys>(keys_of_last, shared.v[slot]);
     }
-    SyncTeam<Config>();
+    SyncCopiers<Config>();
   }
   if (next.exists) start_copies(0, 0);
   CommitCopies<Config>();
@@ -969,7 +1046,7 @@ __device__ __forceinline__ bool WalkAlikeTiles(SharedStorage<Config>& storage,
 #pragma unroll 1
   for (int slot = 0; next.exists; slot ^= 1) {
     WaitForCopies<Config>();
-    SyncTeam<Config>();
+    SyncCopiers<Config>();
     const AlikeVisit<Config> visit = next;
     const bool last = ++next.n == blocks;
     next.first = last;
@@ -1077,6 +1154,7 @@ __device__ __forceinline__ void WalkTiles(SharedStorage<Config>& storage,
 // 16 rows a warp and 16 keys a step: little code.
 template <class Config>
 struct CarefulConfig : Config {
+  static constexpr bool kIsCareful = true;
   static constexpr int kRowsPerWarp = 16;
   static constexpr int kBlockM = Config::kBlockM / (Config::kRowsPerWarp / 16);
   static constexpr int kStepKeys = Config::kRunKeys <= 4 ? 16 : 32;
@@ -1156,12 +1234,15 @@ __device__ __forceinline__ void Run(const Params& params) {
     }
     storage.distance = distance;
     storage.wide = Widths::Of<Config>(params);
-    storage.alike = distance.steady && distance.same_terms && SeqlenKv<Config>(params) > 0 &&
+    storage.alike = distance.steady && (!JoinsHeads<Config> || HasPairsOfHeads<Config>(params)) &&
+                    distance.same_terms && SeqlenKv<Config>(params) > 0 &&
                     (Config::kNarrowRows || (storage.wide.in && storage.wide.out));
   }
   // By another warp, where there is one: the divisions take their time.
   if (ThreadOfTeam<Config>() == kThreads<Config> - 1) {
-    const Distance start = Distance::Of<Config>(blockIdx.x + i64{gridDim.x} * team, params);
+    const i64 tile =
+        JoinsHeads<Config> ? i64{blockIdx.x} * 2 + team : blockIdx.x + i64{gridDim.x} * team;
+    const Distance start = Distance::Of<Config>(tile, params);
     const Place place = {static_cast<u32>(start.b), static_cast<int>(start.h),
                          static_cast<int>(start.m)};
     shared.tiles[0] = {.place = place, .rows = 0, .begin = 0, .top = 0, .o = nullptr};

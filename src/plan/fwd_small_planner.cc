@@ -170,13 +170,26 @@ int64_t Period(const AttentionSpec& spec, const KernelPlan& plan) {
   return period;
 }
 
+// Whether two teams may have neighbouring heads of a batch and copy the rows of both together:
+// every row sees every key, and a team has all rows.
+bool MayJoinHeads(const AttentionSpec& spec, const KernelPlan& plan) {
+  const bool has_scores = spec.softcap != 0 || spec.alibi || !spec.bias.empty() ||
+                          !spec.score_snippet.empty() || spec.dropout != 0;
+  const bool has_masks = spec.causal || spec.window_left >= 0 || spec.window_right >= 0 ||
+                         !spec.mask_snippet.empty() || spec.block_mask_q != 0;
+  return !has_scores && !has_masks && !spec.varlen && !spec.left_padding && !spec.cache_batch_idx &&
+         !plan.narrow_rows && spec.heads_q % 2 == 0 && spec.seqlen_q <= plan.block_m;
+}
+
 // Sets the teams that a block with one of them turns into, and the number of blocks. False when no
 // block fits.
 bool SetTeams(const PlanRequest& request, KernelPlan& plan) {
   const AttentionSpec& spec = request.spec;
   const KernelPlan one = plan;
+  const bool joins = MayJoinHeads(spec, one);
+  const int most_teams = joins ? 2 : one.kept_terms != 0 ? kMostTeams : 1;
   int64_t best = 0;
-  for (int teams = 1; teams <= (one.kept_terms != 0 ? kMostTeams : 1); ++teams) {
+  for (int teams = 1; teams <= most_teams; ++teams) {
     KernelPlan with = one;
     with.warps = one.warps * teams;
     with.smem_bytes = FwdSmallSmemBytes(with, spec.dim_qk, spec.dim_v);
@@ -186,7 +199,8 @@ bool SetTeams(const PlanRequest& request, KernelPlan& plan) {
     const int64_t slots = resident * std::max<int64_t>(request.board.num_sms, 1);
     const int64_t period = Period(spec, with);
     // A number of blocks that is no multiple of the period keeps nothing.
-    if (resident * teams <= best || (best > 0 && slots < period)) continue;
+    if (best > 0 && slots < period) continue;
+    if (resident * teams < best + (joins ? 0 : 1)) continue;
     best = resident * teams;
     with.blocks = static_cast<int>(resident > 1 ? resident : 0);
     with.max_grid = static_cast<int>(slots < period ? slots : slots / period * period);

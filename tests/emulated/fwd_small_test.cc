@@ -38,10 +38,11 @@ void HideTheHighest(HostCase& c) {
   }
 }
 
-// Every plan of the family for `text`, on so many blocks.
+// Every plan of the family for `planned`, or for `text`, on so many blocks.
 std::vector<Emulation> OnBlocks(int blocks, const std::string& text,
-                                const std::function<void(HostCase&)>& change = nullptr) {
-  const auto spec = spec::ParseSpec(text);
+                                const std::function<void(HostCase&)>& change = nullptr,
+                                const std::string& planned = "") {
+  const auto spec = spec::ParseSpec(planned.empty() ? text : planned);
   EXPECT_TRUE(spec.ok()) << spec.status();
   const auto plans = emulated::PlansOf(spec::Canonicalise(*spec), plan::Family::kFwdSmall);
   EXPECT_TRUE(plans.ok()) << plans.status();
@@ -64,6 +65,14 @@ const std::vector<Emulation>& Cases() {
     // The tiles of a block are those of one head, or of several.
     add(OnBlocks(2, "fwd bf16 b=9 h=2 s=49 d=32 lse"));
     add(OnBlocks(3, "fwd fp16 b=9 h=2 s=20/40 d=24 causal"));
+    // Two heads side by side, which share one of K and V.
+    add(OnBlocks(2, "fwd bf16 b=5 h=4/2 s=20/33 d=24/40"));
+    // Sizes that were not planned for: longer, another number of tiles, several blocks of keys.
+    add(OnBlocks(2, "fwd bf16 b=3 h=2 s=70/90 d=16 lse", nullptr,
+                 "fwd bf16 b=9 h=2 s=40 d=16 lse"));
+    add(OnBlocks(3, "fwd bf16 b=5 h=2 s=30/90 d=16", nullptr, "fwd bf16 b=9 h=2 s=40 d=16"));
+    add(OnBlocks(2, "fwd bf16 b=2 h=2 s=70/90 d=16 bias=bf16:1,2,70,90 mask=bool:2,1,1,90", nullptr,
+                 "fwd bf16 b=9 h=2 s=40 d=16 bias=bf16:1,2,40,40 mask=bool:9,1,1,40"));
     // Blocks of keys that a tile skips; narrow rows.
     add(OnBlocks(1, "fwd bf16 b=3 h=1 s=50/150 d=16/33 window=20,10 lse"));
     add(OnBlocks(4, "fwd bf16 b=8 h=2 s=49 d=32 bias=bf16:1,2,49,49 bias=bf16:2,1,49,49"));

@@ -91,6 +91,20 @@ TEST(PlannerTest, FewQueriesOverManyKeysAreDecoded) {
   EXPECT_EQ(BestFor("fwd bf16 b=4096 h=4 s=49 d=32").value().plan.family, Family::kFwdSmall);
 }
 
+TEST(PlannerTest, NeighbouringHeadsOfShortSequencesShareABlock) {
+  const auto teams = [](const std::string& spec) {
+    const KernelPlan plan = BestFor(spec).value().plan;
+    EXPECT_EQ(plan.family, Family::kFwdSmall) << spec;
+    return plan.warps * plan.rows_per_warp / plan.block_m;
+  };
+  EXPECT_EQ(teams("fwd bf16 b=4096 h=4 s=49 d=32"), 2);
+  EXPECT_EQ(teams("fwd bf16 b=4096 h=4/2 s=25/40 d=40 lse"), 2);
+  // Heads without a neighbour, rows that are copied by elements, keys that not all rows see.
+  EXPECT_EQ(teams("fwd bf16 b=4096 h=3 s=49 d=32"), 1);
+  EXPECT_EQ(teams("fwd bf16 b=4096 h=2 s=49 d=33"), 1);
+  EXPECT_EQ(teams("fwd bf16 b=4096 h=4 s=49 d=32 causal"), 1);
+}
+
 TEST(PlannerTest, TheSimpleFamilyServesWhatTheOthersRefuse) {
   const Decision decision = BestFor("fwd bf16 b=2 h=32/8 s=4096 d=128 strided_innermost").value();
   EXPECT_EQ(decision.plan.family, Family::kFwdSimple);
