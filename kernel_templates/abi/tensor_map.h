@@ -19,6 +19,8 @@ inline constexpr u32 kKvByThreads = 2;
 inline constexpr u32 kOByThreads = 4;
 // Of a backward kernel: kQByThreads stands for Q and dO, and this for dK and dV.
 inline constexpr u32 kGradientsByThreads = 8;
+// Of a forward kernel: bias terms that pass through shared memory.
+inline constexpr u32 kBiasByThreads = 16;
 
 // Tiles are numbered within sections of heads, in a section by rows from the last to the first,
 // then by head: under a causal mask long tiles come first, and the K and V of the heads of a

@@ -2,38 +2,40 @@
 // 16-bit or e4m3 operands, fp32 accumulators.
 //
 // Algorithm FlashAttention-2's tiles (Dao, arXiv 2307.08691) in FlashAttention-3's arrangement
-//           (Shah et al., arXiv 2407.08608): warps that load beside warpgroups that compute, Q K^T
-//           of a block of keys issued before P V of the one before, so that one's softmax runs
-//           under the other's products. Scores are in units of log2. The reference of a row need
-//           not be its maximum: numerator and denominator share it.
+//           (Shah et al., arXiv 2407.08608): warps that load beside warpgroups that compute,
+//           Q K^T of a block of keys issued before P V of the one before, so that one's softmax
+//           runs under the other's products. Scores are in units of log2. The reference of a row
+//           need not be its maximum: numerator and denominator share it.
 // Softmax   Lazy: the reference moves when a score passes it by kLazyLog2 (FlashAttention-4's
 //           idea). Optimistic: the first block sets it kMargin above its maximum, and blocks that
-//           need no mask neither look for a maximum nor rescale; a weight of 2 or more, one bit of
-//           the packed weights, sends the warp to Rereference. Scores may rise so far within one
-//           block that a weight overflows: then the row's sum is not finite in the end.
-// Sums      O is divided by the sum of the weights as they were multiplied, rounded to 16 bits:
-// where
-//           one key has nearly all the weight, its rounding cancels. Columns of ones behind V make
-//           it (kOnes); elsewhere a thread unpacks and adds what it has packed while the products
-//           run. An LSE needs the sum of the weights themselves beside it.
+//           need no mask neither look for a maximum nor rescale; a weight of 2 or more, one bit
+//           of the packed weights, sends the warp to Rereference. Scores may rise so far within
+//           one block that a weight overflows: then the row's sum is not finite in the end.
+// Sums      O is divided by the sum of the weights as they were multiplied, rounded to 16 bits or
+//           to e4m3: where one key has nearly all the weight, its rounding cancels. Columns of
+//           ones behind V make it (kOnes); elsewhere a thread unpacks and adds what it has packed
+//           while the products run. An LSE needs the sum of the weights themselves beside it.
 // Redo      Tiles whose sums are not finite, or whose O is not where a mask may hide V rows with
 //           Inf or NaN, are computed once more when all tiles are done: with the exact softmax in
-//           every block of keys, and in the second case with the unseen rows of V zeroed. What has
-//           to be repeated is a range of the block's tiles.
+//           every block of keys, and in the second case with the unseen rows of V zeroed. What
+//           has to be repeated is a range of the block's tiles.
 // e4m3      A product takes operands of 8 bits along their rows only, so warps 1 to 3 of the
-// loading
-//           warpgroup transpose V. They leave the keys of each 16 in the order (0, 1, 8, 9, 2, 3,
-//           10, 11, ...), in which a thread's scores are the operand's registers. Weights are
-//           scaled by 256, and references are maxima: then a row that has nearly all its weight on
-//           one key is exact.
+//           loading warpgroup transpose V. They leave the keys of each 16 in the order (0, 1, 8,
+//           9, 2, 3, 10, 11, ...), in which a thread's scores are the operand's registers.
+//           Weights go up to 256. Optimistic references lie kMarginOfE4m3 above what gives the
+//           first block's largest score that weight, and a weight of 256 or more sends the warp
+//           to Rereference. Such rows need kOnes: products of e4m3 keep some 14 bits of a sum, so
+//           a block's weights are summed by a product with ones of its own, and the blocks' sums
+//           in fp32. Exact references are maxima: then a row that has nearly all its weight on
+//           one key is exact without that.
 // Warps     Warpgroup 0 loads (one thread; where no tensor map describes a tensor three warps
-// copy),
-//           warpgroups 1 to kConsumers own 64 query rows each. With kCluster 2 the blocks of a pair
-//           own neighbouring tiles of rows and load half of each block of keys for both.
+//           copy), warpgroups 1 to kConsumers own 64 query rows each. With kCluster 2 the blocks
+//           of a pair own neighbouring tiles of rows and load half of each block of keys for
+//           both.
 // Sharing   O of 64 rows and more than 320 columns does not fit a warpgroup's registers. With
-//           kSharers 2 both warpgroups own the same rows: each has the scores of half of a block's
-//           keys and half of O's columns. They tell each other the maxima of their rows, and the
-//           weights of both lie in shared memory for the products of both.
+//           kSharers 2 both warpgroups own the same rows: each has the scores of half of a
+//           block's keys and half of O's columns. They tell each other the maxima of their rows,
+//           and the weights of both lie in shared memory for the products of both.
 // Barriers  q_full, k_full[s], v_full[s]    1 arrival, the loader's, and the bytes
 //           q_empty                         a warp each, after its last Q K^T; with O over Q a
 //                                           warpgroup each, when O has been read
@@ -42,6 +44,8 @@
 //           k_empty[s], v_empty[s]          a warp each, of all blocks of the cluster
 //           named 1 + w                     warpgroup w of the consumers, around O in shared memory
 //           named 8 + w                     ping-pong: whose turn it is to issue products
+//           bias_full[w], bias_empty[w]     as k_full and k_empty, of warpgroup w's tiles of bias
+//                                           terms, of which there is one stage
 //           raw_full[s], raw_empty[s]       e4m3: as k_full and k_empty, of V as it was loaded;
 //                                           v_full then waits for the three transposing warps
 //           tiles_done                      a warp each, when all its tiles are done; a cluster
@@ -51,17 +55,17 @@
 //                                           they have zeroed unseen rows of V
 //           named 15                        the loading warpgroup, around a copy by threads
 // Shared    weights [2][panel][kBlockM][64] of warpgroups that share rows: those that are
-// multiplied
-//                                           and those that come next
+//                                           multiplied, and those that come next
 //           q [panel][kBlockM][64]          rows of 128 bytes, 128-byte swizzle, panels of 64
 //           k [kStages][panel][kBlockN][64] columns; columns beyond the dim are zeros
 //           v [kStages][panel][kBlockN][64] kOnes: ones in the 8 columns behind the last, so that
 //                                           P V sums the rows of P as well; copies leave them alone
-//           raw [kStages][panel][kBlockN][128] e4m3: V as it was loaded, and v [kStages][panel of
-//           128
-//                                           keys][dim_v][128]
+//           raw [kStages][panel][kBlockN][128] e4m3: V as it was loaded, and
+//                                           v [kStages][panel of 128 keys][dim_v][128]
 //           o [panel][kBlockM][64]          or over q, or over all stages of v
-//           bias [term][warp]               tiles of the first kStagedTerms bias terms
+//           bias [warpgroup][term]          tiles of the first kStagedTerms bias terms: with one
+//                                           stage the next is on its way while the weights of this
+//                                           block are made and the products of the next begin
 #ifndef TILEWRIGHT_FAMILY_ATTN_FWD_SM90_CUH_
 #define TILEWRIGHT_FAMILY_ATTN_FWD_SM90_CUH_
 
@@ -243,24 +247,28 @@ struct OnesTile {
 template <class Config>
 struct OnesTile<Config, false> {};
 
-// And of the first bias terms, a tile for each computing warp.
+// And of the first bias terms, a tile for each computing warpgroup.
 template <class Config, bool kStages>
 struct StagedBias {
-  BiasTileStorage<Shape<Config>::kOwnKeys> bias[Config::kStagedTerms][Config::kConsumers * 4];
+  BiasTile<Shape<Config>::kOwnKeys> bias[Config::kConsumers][Config::kStagedTerms];
 };
 template <class Config>
 struct StagedBias<Config, false> {};
 
-// Rows of a tile for threads to copy; see CopyTile.
+// Rows for threads to copy element by element, to panels of 64 columns under the swizzle: `source`
+// is the first of `rows`, rows from valid_rows on and columns from valid_columns to `columns`
+// become zeros.
 struct CopyRequest {
-  enum Tensor { kNone, kQ, kK, kV };
+  u16* tile;  // null: no more
   const u16* source;
   i64 row_stride;
-  int valid_rows;
-  int first_row;
+  i64 column_stride;
+  int panel_rows;  // of the tile
+  int first_row;   // of the tile, for the source's first
   int rows;
-  Tensor tensor;
-  int stage;
+  int valid_rows;
+  int columns;
+  int valid_columns;
 };
 
 template <class Config>
@@ -269,6 +277,7 @@ struct alignas(1024) SharedStorage : SharedWeights<Config, (Config::kSharers > 1
                                      OnesTile<Config, Shape<Config>::kOnesApart>,
                                      StagedBias<Config, (Config::kStagedTerms > 0)> {
   static constexpr int kSharedRows = Config::kSharers > 1 ? kWarpgroupRows : 1;
+  static constexpr int kBiasTiles = Config::kStagedTerms > 0 ? Config::kConsumers : 1;
   u16 q[Shape<Config>::kPanelsQk][Shape<Config>::kBlockM][kPanelColumns];
   u16 k[Config::kStages][Shape<Config>::kPanelsQk][Config::kBlockN][kPanelColumns];
   u16 v[Config::kStages][Shape<Config>::kStoredPanelsV][Shape<Config>::kStoredRowsV][kPanelColumns];
@@ -283,6 +292,8 @@ struct alignas(1024) SharedStorage : SharedWeights<Config, (Config::kSharers > 1
   u64 k_empty[Config::kStages];
   u64 v_full[Config::kStages];
   u64 v_empty[Config::kStages];
+  u64 bias_full[kBiasTiles];  // unused without tiles of bias terms
+  u64 bias_empty[kBiasTiles];
   u32 missing[Config::kStages];  // the pieces of K that are on no page; unused without pages
   int redo_begin;                // of the block's tiles, counted from 0
   int redo_end;
@@ -423,48 +434,25 @@ __device__ __forceinline__ BlockWalk<Config, Params> WalkOf(const Problem& probl
 
 // ---- the loading warpgroup ----
 
-// Copies rows of a tile element by element: `source` is the first of them, rows from `valid_rows`
-// on and columns from kColumns to kWidth become zeros. By the warps that serve a CopyRequest.
-template <int kColumns, int kWidth, int kRows>
-__device__ __forceinline__ void CopyTile(u16 (*tile)[kRows][kPanelColumns],
-                                         const CopyRequest& request) {
-  const u16* source = request.source;
-  const i64 row_stride = request.row_stride;
-  const int valid_rows = request.valid_rows;
-#pragma unroll 1
-  for (int n = static_cast<int>(threadIdx.x) - 32; n < request.rows * kWidth; n += kCopyThreads) {
-    const int from = n / kWidth, column = n % kWidth;
-    const int row = request.first_row + from;
-    const int at = (column / 8 % 8 ^ row % 8) * 8 + column % 8;
-    tile[column / kPanelColumns][row][at] =
-        from < valid_rows && column < kColumns ? source[from * row_stride + column] : u16{0};
-  }
-  ptx::fence_proxy_async_shared();
-}
-
 // What warps 1 to 3 of the loading warpgroup do where no tensor map describes a tensor.
 template <class Config>
 __device__ __forceinline__ void ServeCopyRequests(SharedStorage<Config>& shared) {
-  using S = Shape<Config>;
   for (;;) {
     ptx::bar_sync(kCopyBarrier, kWarpgroup);
-    const CopyRequest& request = shared.copy;
-    switch (request.tensor) {
-      case CopyRequest::kNone:
-        return;
-      case CopyRequest::kQ:
-        CopyTile<Config::kHeadDimQk, S::kPanelsQk * kPanelColumns>(shared.q, request);
-        break;
-      case CopyRequest::kK:
-        CopyTile<Config::kHeadDimQk, S::kPanelsQk * kPanelColumns>(shared.k[request.stage],
-                                                                   request);
-        break;
-      case CopyRequest::kV:
-        CopyTile<Config::kHeadDimV,
-                 S::kSharers == 1 ? Config::kHeadDimV : S::kPanelsV * kPanelColumns>(
-            shared.v[request.stage], request);
-        break;
+    const CopyRequest request = shared.copy;
+    if (request.tile == nullptr) return;
+#pragma unroll 1
+    for (int n = static_cast<int>(threadIdx.x) - 32; n < request.rows * request.columns;
+         n += kCopyThreads) {
+      const int from = n / request.columns, column = n % request.columns;
+      const int row = request.first_row + from;
+      const int at = (column / 8 % 8 ^ row % 8) * 8 + column % 8;
+      const bool exists = from < request.valid_rows && column < request.valid_columns;
+      request.tile[(column / kPanelColumns * request.panel_rows + row) * kPanelColumns + at] =
+          exists ? request.source[from * request.row_stride + column * request.column_stride]
+                 : u16{0};
     }
+    ptx::fence_proxy_async_shared();
     ptx::bar_sync(kCopyBarrier, kWarpgroup);
   }
 }
@@ -480,11 +468,22 @@ struct Loader {
   Ring<Config> v_ring = {0, 1};  // of V as it was loaded and as it was transposed, where it is
   u32 q_parity = 1;
   u32 o_parity = 1;
+  u32 bias_parity = 1;
+  static constexpr bool kStagesBias = Config::kStagedTerms > 0;
+  int bias_batch[kStagesBias ? Config::kStagedTerms : 1] = {};  // of the tile at hand
 
-  __device__ __forceinline__ bool ByThreads() const {
+  // Whether threads copy Q, K and V, the bias terms, or one of both.
+  __device__ __forceinline__ bool QkvByThreads() const {
     if constexpr (S::kTransposes) return false;
     return (params.sm90.by_threads & (abi::kQByThreads | abi::kKvByThreads)) != 0;
   }
+  __device__ __forceinline__ bool BiasByThreads() const {
+    if constexpr (!kStagesBias) return false;
+    return (params.sm90.by_threads & abi::kBiasByThreads) != 0;
+  }
+  __device__ __forceinline__ bool ByThreads() const { return QkvByThreads() || BiasByThreads(); }
+  // The thread that asks for bulk copies, and arrives for all.
+  __device__ __forceinline__ static bool IsFirst() { return !kStagesBias || threadIdx.x == 0; }
 
   // Whether this thread has a part in loading, or in a barrier of the whole cluster.
   __device__ __forceinline__ bool TakesPart() const {
@@ -492,15 +491,9 @@ struct Loader {
            (S::kTransposes && threadIdx.x >= 32);
   }
 
-  // Has warps 1 to 3 copy `rows` rows of a tile from `first_row` on, every block of a cluster its
-  // own. `source` is the first of them, and `valid_rows` exist.
-  __device__ __forceinline__ void Copy(CopyRequest::Tensor tensor, int stage, const u16* source,
-                                       i64 row_stride, i64 valid_rows, int first_row,
-                                       int rows) const {
-    if (threadIdx.x == 0) {
-      shared.copy = {source, row_stride, static_cast<int>(Min(valid_rows, rows)), first_row, rows,
-                     tensor, stage};
-    }
+  // Has warps 1 to 3 copy rows of a tile, every block of a cluster its own.
+  __device__ __forceinline__ void Copy(const CopyRequest& request) const {
+    if (threadIdx.x == 0) shared.copy = request;
     __syncwarp();
     ptx::bar_sync(kCopyBarrier, kWarpgroup);
     ptx::bar_sync(kCopyBarrier, kWarpgroup);
@@ -583,8 +576,9 @@ struct Loader {
     }
   }
 
-  // The same by the threads, piece by piece.
-  __device__ __forceinline__ void CopyKeys(CopyRequest::Tensor tensor, int stage, const void* base,
+  // The same by the threads, piece by piece: kColumns of kWidth exist.
+  template <int kColumns, int kWidth>
+  __device__ __forceinline__ void CopyKeys(u16* tile, const void* base,
                                            const abi::TensorStrides& strides, const u64& full,
                                            const Problem& problem, int block, u32* missing) const {
     constexpr int kRows = Config::KvRows::kIsDense ? Config::kBlockN : PieceRows<Config>();
@@ -595,27 +589,102 @@ struct Loader {
       const KvRow at = Piece(problem, j);
       const bool exists = Config::KvRows::kIsDense || at.exists();
       not_there |= exists ? 0u : 1u << (row / kRows);
-      Copy(tensor, stage, RowOf(base, strides, exists ? at.block : 0, problem.h_kv, at.row),
-           strides.seq, exists ? problem.seqlen_kv - j : 0, row, kRows);
+      Copy({.tile = tile,
+            .source = RowOf(base, strides, exists ? at.block : 0, problem.h_kv, at.row),
+            .row_stride = strides.seq,
+            .column_stride = 1,
+            .panel_rows = Config::kBlockN,
+            .first_row = row,
+            .rows = kRows,
+            .valid_rows = exists ? static_cast<int>(Min(problem.seqlen_kv - j, kRows)) : 0,
+            .columns = kWidth,
+            .valid_columns = kColumns});
     }
     if (threadIdx.x == 0) {
       if constexpr (!Config::KvRows::kIsDense) *missing = not_there;
       ptx::mbarrier_arrive(ptx::SharedAddress(&full));
     }
   }
-  __device__ __forceinline__ void LoadK(const Problem& problem, int block) {
+
+  __device__ __forceinline__ void FindBias(const Problem& problem) {
+    if constexpr (kStagesBias) {
+#pragma unroll
+      for (int term = 0; term < Config::kStagedTerms; ++term) {
+        const abi::BiasArgs& bias = params.bias[term];
+        bias_batch[term] =
+            static_cast<int>(Remainder(Quotient(problem.b, bias.batch_div), bias.batch_mod));
+      }
+    }
+  }
+  // The bias terms of a block's scores, for each warpgroup its rows.
+  __device__ __forceinline__ void LoadBias(const Problem& problem, i64 q_begin, int block) {
+    if constexpr (kStagesBias) {
+      constexpr int kKeys = S::kOwnKeys;
+      constexpr int kBoxColumns = static_cast<int>(Min(kKeys, kBiasPanelColumns));
+      constexpr int kPanels = BiasTile<kKeys>::kPanels;
+#pragma unroll 1
+      for (int n = 0; n < Config::kConsumers; ++n) {
+        Wait(shared.bias_empty[n], bias_parity);
+        const u32 barrier = ptx::SharedAddress(&shared.bias_full[n]);
+        const i64 first_row = q_begin + (Config::kSharers > 1 ? 0 : n * kWarpgroupRows);
+        const i64 first_key = i64{block} * Config::kBlockN + (Config::kSharers > 1 ? n * kKeys : 0);
+        if (IsFirst() && !BiasByThreads()) {
+          ptx::mbarrier_arrive_expect_tx(
+              barrier, Config::kStagedTerms * kPanels * kBiasTileRows * kBoxColumns * 2);
+        }
+#pragma unroll
+        for (int term = 0; term < Config::kStagedTerms; ++term) {
+          const abi::BiasArgs& bias = params.bias[term];
+          const int batch = bias_batch[term];
+          auto& panels = shared.bias[n][term].panels;
+          if (BiasByThreads()) {
+            // Rows beyond the length are nobody's.
+            Copy({.tile = panels[0][0],
+                  .source = static_cast<const u16*>(bias.data) + batch * bias.stride_batch +
+                            problem.h * bias.stride_head + first_row * bias.stride_q +
+                            first_key * bias.stride_kv,
+                  .row_stride = bias.stride_q,
+                  .column_stride = bias.stride_kv,
+                  .panel_rows = kBiasTileRows,
+                  .first_row = 0,
+                  .rows = kBiasTileRows,
+                  .valid_rows = static_cast<int>(Min(problem.seqlen_q - first_row, kBiasTileRows)),
+                  .columns = kKeys,
+                  .valid_columns = static_cast<int>(Min(problem.seqlen_kv - first_key, kKeys))});
+          } else if (IsFirst()) {
+#pragma unroll
+            for (int panel = 0; panel < kPanels; ++panel) {
+              ptx::cp_async_bulk_tensor_4d_load(
+                  ptx::SharedAddress(&panels[panel]), &params.bias_maps[term], barrier,
+                  static_cast<int>(first_key) + panel * kBiasPanelColumns,
+                  static_cast<int>(first_row),
+                  bias.stride_head != 0 ? static_cast<int>(problem.h) : 0,
+                  bias.stride_batch != 0 ? batch : 0);
+            }
+          }
+        }
+        if (IsFirst() && BiasByThreads()) ptx::mbarrier_arrive(barrier);
+      }
+      bias_parity ^= 1;
+    }
+  }
+
+  // K of a block, and what else its scores need.
+  __device__ __forceinline__ void LoadK(const Problem& problem, i64 q_begin, int block) {
     const int stage = k_ring.stage;
     Wait(shared.k_empty[stage], k_ring.parity);
     u32* const missing = &shared.missing[stage];
-    if (ByThreads()) {
-      CopyKeys(CopyRequest::kK, stage, params.core.k, params.core.k_strides, shared.k_full[stage],
-               problem, block, missing);
-    } else {
+    if (QkvByThreads()) {
+      CopyKeys<Config::kHeadDimQk, S::kPanelsQk * kPanelColumns>(
+          shared.k[stage][0][0], params.core.k, params.core.k_strides, shared.k_full[stage],
+          problem, block, missing);
+    } else if (IsFirst()) {
       const abi::TensorMap* const map = &params.sm90.k;
       LoadKeys<S::kPanelsQk, S::kColumns>(shared.k[stage], map, map, shared.k_full[stage], problem,
                                           block, missing);
     }
     k_ring.Advance();
+    LoadBias(problem, q_begin, block);
   }
 
   __device__ __forceinline__ void LoadV(const Problem& problem, int block) {
@@ -630,10 +699,12 @@ struct Loader {
       const int stage = v_ring.stage;
       Wait(shared.v_empty[stage], v_ring.parity);
       u32 missing;  // as of K
-      if (ByThreads()) {
-        CopyKeys(CopyRequest::kV, stage, params.core.v, params.core.v_strides, shared.v_full[stage],
-                 problem, block, &missing);
-      } else {
+      if (QkvByThreads()) {
+        constexpr int kWidth = S::kSharers == 1 ? Config::kHeadDimV : S::kPanelsV * kPanelColumns;
+        CopyKeys<Config::kHeadDimV, kWidth>(shared.v[stage][0][0], params.core.v,
+                                            params.core.v_strides, shared.v_full[stage], problem,
+                                            block, &missing);
+      } else if (IsFirst()) {
         constexpr bool kHasTail = S::kTailColumns != 0;
         const abi::TensorMap* const map = &params.sm90.v;
         LoadKeys<S::kPanelsV, kHasTail ? S::kTailColumns : kPanelColumns>(
@@ -647,14 +718,23 @@ struct Loader {
   __device__ __forceinline__ void LoadQ(const Problem& problem, i64 q_begin) {
     Wait(shared.q_empty, q_parity);
     q_parity ^= 1;
-    if (ByThreads()) {
+    if (QkvByThreads()) {
       const abi::TensorStrides& strides = params.core.q_strides;
-      Copy(CopyRequest::kQ, 0,
-           RowOf(params.core.q, strides, problem.q_batch, problem.h, problem.q_row + q_begin),
-           strides.seq, problem.seqlen_q - q_begin, 0, S::kBlockM);
+      Copy({.tile = shared.q[0][0],
+            .source =
+                RowOf(params.core.q, strides, problem.q_batch, problem.h, problem.q_row + q_begin),
+            .row_stride = strides.seq,
+            .column_stride = 1,
+            .panel_rows = S::kBlockM,
+            .first_row = 0,
+            .rows = S::kBlockM,
+            .valid_rows = static_cast<int>(Min(problem.seqlen_q - q_begin, S::kBlockM)),
+            .columns = S::kPanelsQk * kPanelColumns,
+            .valid_columns = Config::kHeadDimQk});
       if (threadIdx.x == 0) ptx::mbarrier_arrive(ptx::SharedAddress(&shared.q_full));
       return;
     }
+    if (!IsFirst()) return;
     const u32 barrier = ptx::SharedAddress(&shared.q_full);
     ptx::mbarrier_arrive_expect_tx(barrier, S::kBytesQ);
 #pragma unroll
@@ -667,12 +747,14 @@ struct Loader {
   }
 
   __device__ __forceinline__ void LoadTiles(const Series& series) {
-    ForEachTile<Config>(series, params, [&](const Problem& problem, i64 q_begin, int part, int) {
-      const auto walk = WalkOf<Config>(problem, q_begin, part, params);
+    ForEachTile<Config>(series, params, [&](const Problem& problem, i64 tile_begin, int part, int) {
+      const auto walk = WalkOf<Config>(problem, tile_begin, part, params);
+      const i64 q_begin = tile_begin + rank * S::kBlockM;
       int block = walk.Below(walk.end);
+      FindBias(problem);
       // K before Q: it may arrive while the consumers still read the Q of the tile before.
-      if (block >= walk.begin) LoadK(problem, block);
-      LoadQ(problem, q_begin + rank * S::kBlockM);
+      if (block >= walk.begin) LoadK(problem, q_begin, block);
+      LoadQ(problem, q_begin);
       if constexpr (Config::kOverV && !S::kTransposes) WaitForOutput();
       if constexpr (Config::kStages == 1) {
         // In the order in which slots become free: K of the next block but one is read before V of
@@ -680,11 +762,11 @@ struct Loader {
         if (block < walk.begin) return;
         LoadV(problem, block);
         block = walk.Below(block);
-        if (block >= walk.begin) LoadK(problem, block);
+        if (block >= walk.begin) LoadK(problem, q_begin, block);
 #pragma unroll 1
         while (block >= walk.begin) {
           const int next = walk.Below(block);
-          if (next >= walk.begin) LoadK(problem, next);
+          if (next >= walk.begin) LoadK(problem, q_begin, next);
           LoadV(problem, block);
           block = next;
         }
@@ -693,7 +775,7 @@ struct Loader {
         while (block >= walk.begin) {
           LoadV(problem, block);
           block = walk.Below(block);
-          if (block >= walk.begin) LoadK(problem, block);
+          if (block >= walk.begin) LoadK(problem, q_begin, block);
         }
       }
     });
@@ -783,7 +865,7 @@ struct Loader {
       ServeCopyRequests(shared);
     }
     if (ByThreads() && threadIdx.x < 32) {
-      if (threadIdx.x == 0) shared.copy.tensor = CopyRequest::kNone;
+      if (threadIdx.x == 0) shared.copy.tile = nullptr;
       __syncwarp();
       ptx::bar_sync(kCopyBarrier, kWarpgroup);
     }
@@ -804,13 +886,16 @@ struct Consumer {
   // is.
   static constexpr bool kPlainScores = Config::Score::kIdentity;
   static constexpr bool kPointwise = Config::Score::kIsPointwise;
-  // Only intervals of keys are walked block by block.
-  static constexpr bool kLoadsAhead = Config::Mask::kIsInterval;
   static constexpr bool kOverQ = !Config::kOwnO && !Config::kOverV;
   // Who gives Q back when its last product has been made: with its own copy that is no product.
   static constexpr bool kReadsQ = !Config::kQInRegisters;
   static constexpr bool kNeedsLse = !kIsSame<typename Config::Lse, LseNone> || Config::kSplit;
   static constexpr bool kShares = Config::kSharers > 1;
+  // Without a mask that orders rows the last block is the only one that is cut, and is taken by a
+  // step without products of a block before. A second attempt takes all blocks so: slowly, but
+  // there is no third loop to compile.
+  static constexpr bool kOrdersRows = !kIsSame<typename Config::Mask, MaskChain<>>;
+  static constexpr bool kRepeatsFirst = !kOrdersRows && kMayRedo<Config> && !kRedoesApart<Config>;
   static constexpr bool kDrops = !Config::Dropout::kIdentity;
   static constexpr bool kHasScales = !kIsSame<typename Config::ScaleOfQ, ScaleNone> ||
                                      !kIsSame<typename Config::ScaleOfKv, ScaleNone>;
@@ -835,13 +920,14 @@ struct Consumer {
   Ring<Config> k_ring = {};
   Ring<Config> v_ring = {};
   u32 q_parity = 0;
+  u32 bias_parity = 0;
   int weights = 0;  // where the next ones go, if they are shared
 
   // Of the tile at hand. Layouts as in ptx/wgmma.cuh; [2]: rows r and r + 8.
   u32 q[S::kQueryWords];  // with kQInRegisters
   float o[S::kSums];
   u32 p[S::kWeightWords];
-  // Of the block at hand, or of the next one.
+  // Of the next block.
   typename BiasOf<Bias, S::kOwnKeys, kStagesBias>::Type bias;
   typename BiasOf<SecondBias, S::kOwnKeys, kStagesSecondBias>::Type second_bias;
   u32 kept[2];         // with kDrops: bits 2j and 2j + 1 of the weights at columns 8j
@@ -994,7 +1080,7 @@ struct Consumer {
     }
   }
 
-  // The bias terms of a block's scores, if the chain begins with some.
+  // The bias terms of a tile's scores, if the chain begins with some that come by pairs.
   __device__ __forceinline__ void FindBias(const Problem& problem, i64 q_begin) {
     const i64 last = problem.seqlen_q - 1;
     const i64 rows[2] = {Min(q_begin + Row(0), last), Min(q_begin + Row(1), last)};
@@ -1002,14 +1088,8 @@ struct Consumer {
     if constexpr (SecondBias::kExists && !kStagesSecondBias) {
       second_bias.SetRows(problem, rows, params);
     }
-    const int warp = warpgroup * 4 + thread / 32;
-    const i64 first = q_begin + rows_of * kWarpgroupRows + thread / 32 * kBiasTileRows;
-    if constexpr (kStagesBias) bias.SetRows(problem, first, params, shared.bias[0][warp]);
-    if constexpr (kStagesSecondBias) {
-      second_bias.SetRows(problem, first, params, shared.bias[1][warp]);
-    }
   }
-  // Terms by pairs: those of the next scores.
+  // Their pairs of the next scores.
   __device__ __forceinline__ void LoadBias(const Problem& problem, int block) {
     const i64 first_key = i64{block} * Config::kBlockN + share * S::kOwnKeys + lane() % 4 * 2;
     if constexpr (Bias::kExists && !kStagesBias) bias.Load(first_key, problem.seqlen_kv);
@@ -1017,20 +1097,17 @@ struct Consumer {
       second_bias.Load(first_key, problem.seqlen_kv);
     }
   }
-  // Terms by tiles, likewise.
-  __device__ __forceinline__ void CopyBias(const Problem& problem, int block) const {
+  // Until the tiles of terms of this block are there, and when they have been read.
+  __device__ __forceinline__ void WaitForBias() {
     if constexpr (kStagesBias) {
-      const i64 first_key = i64{block} * Config::kBlockN + share * S::kOwnKeys;
-      bias.Copy(first_key, problem.seqlen_kv);
-      if constexpr (kStagesSecondBias) second_bias.Copy(first_key, problem.seqlen_kv);
-      ptx::cp_async_commit_group();
+      Wait(shared.bias_full[warpgroup], bias_parity);
+      bias_parity ^= 1;
     }
   }
-  // Until those that have been asked for are there.
-  __device__ __forceinline__ void WaitForBias() const {
+  __device__ __forceinline__ void ReleaseBias() const {
     if constexpr (kStagesBias) {
-      ptx::cp_async_wait_group<0>();
       __syncwarp();
+      ReleaseHere(shared.bias_empty[warpgroup]);
     }
   }
 
@@ -1150,8 +1227,14 @@ struct Consumer {
       Config::Score::ApplyToAll(s, Scale(params) * scale_of_scores, params);
     } else if constexpr (Bias::kExists) {
       const float scale = Scale(params) * scale_of_scores;
-      if constexpr (kStagesBias) bias.Add(s, scale);
-      if constexpr (kStagesSecondBias) second_bias.Add(s, 1.f);
+      if constexpr (kStagesBias) {
+        const auto& tiles = shared.bias[warpgroup];
+        AddBias<typename Bias::Element>(tiles[0], thread, scale, s);
+        if constexpr (kStagesSecondBias) {
+          AddBias<typename SecondBias::Element>(tiles[1], thread, 1.f, s);
+        }
+        ReleaseBias();
+      }
 #pragma unroll
       for (int n = 0; n < S::kScores; ++n) {
         if constexpr (!kStagesBias) s[n] = fmaf(s[n], scale, bias.At(n));
@@ -1391,9 +1474,17 @@ struct Consumer {
     }
   }
 
+  // Of rows that have seen no key.
+  __device__ __forceinline__ void StartRows() {
+    reference[0] = reference[1] = -Infinity();
+    sum[0] = sum[1] = rounded[0] = rounded[1] = 0;
+  }
+
   // One block of keys: its scores and weights, and the products of the weights of the block before.
+  // kFirst: there is none, or its products have been made. `exactly` is of use to such steps.
   template <bool kMasked, bool kFirst>
-  __device__ __forceinline__ void Step(const Problem& problem, i64 q_begin, int block) {
+  __device__ __forceinline__ void Step(const Problem& problem, i64 q_begin, int block,
+                                       bool exactly = false) {
     float s[S::kScores];
     Wait(shared.k_full[k_ring.stage], k_ring.parity);
     if constexpr (!kFirst) WaitTurn();
@@ -1405,28 +1496,23 @@ struct Consumer {
       SumIssued();
     }
     DrawKept(problem, q_begin, block);
-    if constexpr (kFirst || !kLoadsAhead) {
-      LoadBias(problem, block);
-      CopyBias(problem, block);
-    }
+    WaitForBias();
     ptx::wgmma_wait_group<kFirst ? 0 : 1>();
     ptx::AccumulatorsReady(s);
     const u32 missing = MissingPieces();
     Release(shared.k_empty[k_ring.stage]);
     k_ring.Advance();
-    WaitForBias();
     ApplyPolicies<kMasked>(s, problem, q_begin, block);
     MaskMissing(s, missing);
     // There are no keys below 0, and nobody will use those of block 0 once more.
-    if constexpr (kLoadsAhead) {
-      LoadBias(problem, max(block - 1, 0));
-      CopyBias(problem, max(block - 1, 0));
-    }
+    LoadBias(problem, max(block - 1, 0));
     constexpr bool kExact = !Config::kOptimistic || kMasked || kFirst;
     float factor[2] = {1, 1};
     bool rescale = false;
     if constexpr (kExact) {
-      rescale = ExactSoftmax<kFirst, Config::kOptimistic>(s, factor);
+      constexpr bool kStarts = kFirst && !kRepeatsFirst;
+      rescale = ExactSoftmax<kStarts, Config::kOptimistic>(s, factor);
+      if constexpr (kFirst && kRepeatsFirst) rescale = rescale && exactly;
     } else {
       rescale = OptimisticSoftmax(s, factor);
     }
@@ -1459,6 +1545,8 @@ struct Consumer {
     PassTurn();
     Release(shared.k_empty[k_ring.stage]);
     k_ring.Advance();
+    WaitForBias();
+    ReleaseBias();
     Wait(shared.v_full[v_ring.stage], v_ring.parity);
     Release(shared.v_empty[v_ring.stage]);
     v_ring.Advance();
@@ -1495,7 +1583,6 @@ struct Consumer {
   template <class Walk>
   __device__ __forceinline__ void Attend(const Walk& walk, const Problem& problem, i64 q_begin,
                                          bool exactly) {
-    constexpr bool kOrdersRows = !kIsSame<typename Config::Mask, MaskChain<>>;
     int block = walk.Below(walk.end);
     if (block < walk.begin) return;
     OwnBlocks own = BlocksOfRows(walk, problem, q_begin);
@@ -1507,13 +1594,22 @@ struct Consumer {
       }
     }
     const int begin = Config::Mask::kCutsLeft ? max(walk.begin, own.begin) : walk.begin;
-    Step<true, true>(problem, q_begin, block);
-    block = walk.Below(block);
-    // Without a mask that was the only such block of a first attempt.
-    if constexpr (kOrdersRows || (kMayRedo<Config> && !kRedoesApart<Config>)) {
+    LoadBias(problem, block);
+    if constexpr (kOrdersRows) {
+      Step<true, true>(problem, q_begin, block);
+      block = walk.Below(block);
 #pragma unroll 1
       for (; block >= begin && block >= own.exact_begin; block = walk.Below(block)) {
         Step<true, false>(problem, q_begin, block);
+      }
+    } else {
+      if constexpr (kRepeatsFirst) StartRows();
+#pragma unroll 1
+      for (;;) {
+        Step<true, true>(problem, q_begin, block, exactly);
+        block = walk.Below(block);
+        if (!kRepeatsFirst || !exactly || block < begin) break;
+        LastValues();
       }
     }
 #pragma unroll 1
@@ -1529,7 +1625,6 @@ struct Consumer {
     }
     if constexpr (!kOverQ && kReadsQ) ReleaseHere(shared.q_empty);
     LastValues();
-    WaitForBias();
     if constexpr (Config::Mask::kCutsLeft) {
 #pragma unroll 1
       for (; block >= walk.begin; block = walk.Below(block)) PassBlock();
@@ -1563,8 +1658,7 @@ struct Consumer {
   template <class Walk>
   __device__ __forceinline__ void AttendAgain(const Walk& walk, const Problem& problem, i64 q_begin,
                                               bool exactly) {
-    reference[0] = reference[1] = -Infinity();
-    sum[0] = sum[1] = rounded[0] = rounded[1] = 0;
+    StartRows();
 #pragma unroll 1
     for (int block = walk.Below(walk.end); block >= walk.begin; block = walk.Below(block)) {
       float s[S::kScores];
@@ -1573,12 +1667,11 @@ struct Consumer {
       IssueScores(s);
       DrawKept(problem, q_begin, block);
       LoadBias(problem, block);
-      CopyBias(problem, block);
+      WaitForBias();
       ptx::wgmma_wait_group<0>();
       ptx::AccumulatorsReady(s);
       Release(shared.k_empty[k_ring.stage]);
       k_ring.Advance();
-      WaitForBias();
       ApplyPolicies<true>(s, problem, q_begin, block);
       MaskMissing(s, missing);
       float factor[2] = {1, 1};
@@ -1877,6 +1970,12 @@ __device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared) 
                        Config::kOwnO || Config::kOverV ? kConsumerWarps : Config::kConsumers);
     ptx::mbarrier_init(ptx::SharedAddress(&shared.o_read), Config::kConsumers * Config::kCluster);
     ptx::mbarrier_init(ptx::SharedAddress(&shared.tiles_done), kConsumerWarps);
+    if constexpr (Config::kStagedTerms > 0) {
+      for (int n = 0; n < Config::kConsumers; ++n) {
+        ptx::mbarrier_init(ptx::SharedAddress(&shared.bias_full[n]), 1);
+        ptx::mbarrier_init(ptx::SharedAddress(&shared.bias_empty[n]), 4);
+      }
+    }
     for (int stage = 0; stage < Config::kStages; ++stage) {
       ptx::mbarrier_init(ptx::SharedAddress(&shared.k_full[stage]), 1);
       ptx::mbarrier_init(ptx::SharedAddress(&shared.raw_full[stage]), 1);

@@ -146,7 +146,7 @@ struct Member {
 };
 
 // Bias terms are one array, declared by the first of them.
-Member MemberOf(const ParamSlot& slot, const AttentionSpec& spec) {
+Member MemberOf(const ParamSlot& slot, const AttentionSpec& spec, const KernelPlan& plan) {
   switch (slot.kind) {
     case ParamSlotKind::kCore:
       return {"abi::AttnFwdParams core", "core"};
@@ -198,6 +198,10 @@ Member MemberOf(const ParamSlot& slot, const AttentionSpec& spec) {
       return {"abi::ScaleArgs v_scale", "v_scale"};
     case ParamSlotKind::kDropout:
       return {"abi::DropoutArgs dropout", "dropout"};
+    case ParamSlotKind::kBiasMap:
+      return {
+          slot.index == 0 ? absl::StrCat("abi::TensorMap bias_maps[", plan.staged_terms, "]") : "",
+          absl::StrCat("bias_maps[", slot.index, "]")};
     case ParamSlotKind::kFwdSm90:
       return {"abi::FwdSm90Args sm90", "sm90"};
     case ParamSlotKind::kBwdSm90:
@@ -226,7 +230,7 @@ std::string ParamsText(const AttentionSpec& spec, const KernelPlan& plan) {
   const ParamLayout layout = MakeParamLayout(spec, plan);
   std::string members, asserts;
   for (const ParamSlot& slot : layout.slots) {
-    const Member member = MemberOf(slot, spec);
+    const Member member = MemberOf(slot, spec, plan);
     if (!member.declaration.empty()) absl::StrAppend(&members, "  ", member.declaration, ";\n");
     absl::StrAppend(&asserts, "static_assert(TILEWRIGHT_OFFSETOF(Params, ", member.name,
                     ") == ", slot.offset, ");\n");

@@ -302,6 +302,7 @@ std::string SlotText(const AttentionSpec& spec, const Sizes& sizes, const plan::
       return absl::StrCat("  params.dropout = {1, 2, nullptr, nullptr, ",
                           static_cast<uint32_t>(static_cast<double>(spec.dropout) * 0x1p32), "u, ",
                           FloatText(1 / (1 - spec.dropout)), "};\n");
+    case ParamSlotKind::kBiasMap:
     case ParamSlotKind::kFwdSm90:
     case ParamSlotKind::kBwdSm90:
     case ParamSlotKind::kDecodeSm90:
@@ -354,7 +355,7 @@ artifact::SourceFile HarnessProgram(const AttentionSpec& spec, const plan::Kerne
   if (plan.family == plan::Family::kFwdSm90) {
     absl::StrAppend(&arguments, "  // Without tensor maps, which only the driver makes.\n",
                     "  params.sm90.by_threads = abi::kQByThreads | abi::kKvByThreads | "
-                    "abi::kOByThreads;\n  params.sm90.row_tiles = ",
+                    "abi::kOByThreads | abi::kBiasByThreads;\n  params.sm90.row_tiles = ",
                     row_tiles, ";\n  params.sm90.tiles = ", tiles,
                     ";\n  params.sm90.heads = ", spec.batch * spec.heads_q,
                     ";\n  params.sm90.section_heads = 1;\n");

@@ -63,6 +63,9 @@ ParamLayout MakeParamLayout(const AttentionSpec& spec, const plan::KernelPlan& k
   if (is_fwd_sm90 || is_bwd_sm90 || is_decode_sm90) {
     constexpr int kAlign = alignof(abi::TensorMap);
     layout.size = (layout.size + kAlign - 1) / kAlign * kAlign;
+    for (int n = 0; n < kernel.staged_terms; ++n) {
+      add(is_fwd_sm90, Kind::kBiasMap, sizeof(abi::TensorMap), n);
+    }
     add(is_fwd_sm90, Kind::kFwdSm90, sizeof(abi::FwdSm90Args));
     add(is_bwd_sm90, Kind::kBwdSm90, sizeof(abi::BwdSm90Args));
     add(is_decode_sm90, Kind::kDecodeSm90, sizeof(abi::DecodeSm90Args));

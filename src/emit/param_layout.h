@@ -35,9 +35,10 @@ enum class ParamSlotKind {
   kUserArrayGradient,  // one pointer, `index` is the array
   kUserScalar,         // 8 bytes: float in the low four, or int64
   kParts,              // abi::PartsArgs
-  kFwdSm90,            // abi::FwdSm90Args, on a multiple of 64
-  kBwdSm90,            // abi::BwdSm90Args, likewise
-  kDecodeSm90,         // abi::DecodeSm90Args, likewise
+  kBiasMap,     // abi::TensorMap on a multiple of 64, one per staged term, `index` is the term
+  kFwdSm90,     // abi::FwdSm90Args, on a multiple of 64
+  kBwdSm90,     // abi::BwdSm90Args, likewise
+  kDecodeSm90,  // abi::DecodeSm90Args, likewise
 };
 
 struct ParamSlot {

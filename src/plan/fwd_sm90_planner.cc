@@ -76,12 +76,15 @@ bool HasBiasFragments(const AttentionSpec& spec) {
          spec.score_snippet.empty() && spec.mask_snippet.empty() && spec.block_mask_q == 0;
 }
 
-// The first of these, as far as they have 16 bits and differ from row to row: they pass through
-// shared memory (mma/bias_tile.cuh), for which threads of three blocks have no registers.
+// The first of these, as far as bulk copies take them and they differ from row to row: they pass
+// through shared memory (mma/bias_tile.cuh). With e4m3 the warps are busy that copy what bulk
+// copies do not take.
 int StagedTerms(const AttentionSpec& spec, int blocks) {
-  if (!HasBiasFragments(spec) || blocks > 1) return 0;
+  constexpr int64_t kCopiedElements = 8;  // 16 bytes
+  if (!HasBiasFragments(spec) || blocks > 1 || IsE4m3(spec)) return 0;
   const auto end = std::find_if_not(spec.bias.begin(), spec.bias.end(), [](const BiasTerm& term) {
-    return spec::ElementBytes(term.type) == 2 && term.seqlen_q > 1 && term.seqlen_kv > 1;
+    return spec::ElementBytes(term.type) == 2 && term.seqlen_q > 1 && term.seqlen_kv > 1 &&
+           term.seqlen_kv % kCopiedElements == 0;
   });
   return static_cast<int>(end - spec.bias.begin());
 }
@@ -505,11 +508,12 @@ int64_t FwdSm90SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v,
                        int64_t{plan.stages} * (plan.block_n * panels_qk + rows_v) + raw + bias +
                        (transposes && plan.ones ? kOnesColumns : 0);
   // q_full, q_empty, o_read, tiles_done, a full and an empty barrier for K, V and V as it was
-  // loaded of each stage; missing pieces of each stage and the range of tiles to repeat; a request
-  // to copy; what is known of rows that are shared; without its own O a member that takes a place.
+  // loaded of each stage and for the bias of each warpgroup; missing pieces of each stage and the
+  // range of tiles to repeat; a request to copy; what is known of rows that are shared; without its
+  // own O a member that takes a place.
   const int64_t barriers =
-      8 * (4 + 6 * int64_t{plan.stages}) +
-      RoundUp(RoundUp(4 * int64_t{plan.stages} + 8, 8) + 40 + (shares ? 24 * kWarpgroupRows : 12),
+      8 * (4 + 6 * int64_t{plan.stages} + 2 * (plan.staged_terms > 0 ? plan.consumers : 1)) +
+      RoundUp(RoundUp(4 * int64_t{plan.stages} + 8, 8) + 56 + (shares ? 24 * kWarpgroupRows : 12),
               8) +
       (plan.own_o ? 0 : 8);
   return RoundUp(rows * kPanelRowBytes + barriers, kSharedAlignment);

@@ -243,6 +243,7 @@ void PackArgs(const AttentionSpec& spec, const emit::ParamLayout& layout, const 
       case emit::ParamSlotKind::kDropout:
         put(Dropout(spec, args));
         break;
+      case emit::ParamSlotKind::kBiasMap:
       case emit::ParamSlotKind::kFwdSm90:
       case emit::ParamSlotKind::kBwdSm90:
       case emit::ParamSlotKind::kDecodeSm90:

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "abi/decode_sm90_args.h"
+#include "abi/policy_args.h"
 #include "abi/tensor_map.h"
 #include "absl/strings/str_cat.h"
 #include "device/tensor_map.h"
@@ -121,8 +122,28 @@ absl::Status PackBwd(const device::DriverApi& api, const plan::KernelPlan& plan,
   return absl::OkStatus();
 }
 
+// Of a term that differs from row to row and from key to key, in boxes of a computing warpgroup's
+// 64 rows and of at most 64 keys. A dimension that is broadcast has one place.
+bool EncodeBias(const device::DriverApi& api, const plan::KernelPlan& plan, ElementType type,
+                const abi::BiasArgs& bias, const AttentionArgs& args, int64_t heads_q,
+                abi::TensorMap* map) {
+  constexpr int kBoxRows = 64, kBoxColumns = 64;
+  if (bias.stride_kv != 1) return false;
+  return device::EncodeTensorMap(
+      api,
+      {.base = bias.data,
+       .element = ElementOf(type),
+       .extents = {args.seqlen_kv, args.seqlen_q, bias.stride_head != 0 ? heads_q : 1,
+                   bias.stride_batch != 0 ? bias.batch_mod : 1},
+       .strides = {bias.stride_q, bias.stride_head, bias.stride_batch},
+       .box_rows = kBoxRows,
+       .box_columns = std::min(plan.block_n / plan.column_warps, kBoxColumns)},
+      map);
+}
+
 absl::Status PackFwd(const device::DriverApi& api, const plan::KernelPlan& plan,
-                     const AttentionSpec& spec, const AttentionArgs& args, std::byte* slot) {
+                     const AttentionSpec& spec, const emit::ParamLayout& layout,
+                     const AttentionArgs& args, std::byte* params) {
   const bool packed_q = spec.varlen && args.cu_seqlens_q != nullptr;
   const bool packed_kv = spec.varlen && args.cu_seqlens_kv != nullptr;
   const int64_t q_rows = packed_q ? args.total_q : args.seqlen_q;
@@ -168,9 +189,22 @@ absl::Status PackFwd(const device::DriverApi& api, const plan::KernelPlan& plan,
   out.tiles = static_cast<uint32_t>(tiles);
   out.heads = static_cast<uint32_t>(heads);
   out.section_heads = static_cast<uint32_t>(SectionHeads(plan, spec, args, heads / parts) * parts);
+  bool biases = true;
+  for (const emit::ParamSlot& slot : layout.slots) {
+    if (slot.kind != emit::ParamSlotKind::kBiasMap) continue;
+    abi::BiasArgs bias = {};
+    for (const emit::ParamSlot& other : layout.slots) {
+      if (other.kind == emit::ParamSlotKind::kBias && other.index == slot.index) {
+        std::memcpy(&bias, params + other.offset, sizeof(bias));
+      }
+    }
+    abi::TensorMap map = {};
+    biases &= EncodeBias(api, plan, spec.bias[slot.index].type, bias, args, spec.heads_q, &map);
+    std::memcpy(params + slot.offset, &map, sizeof(map));
+  }
   out.by_threads = (q ? 0 : abi::kQByThreads) | (k && v && v_tail ? 0 : abi::kKvByThreads) |
-                   (o ? 0 : abi::kOByThreads);
-  std::memcpy(slot, &out, sizeof(out));
+                   (o ? 0 : abi::kOByThreads) | (biases ? 0 : abi::kBiasByThreads);
+  std::memcpy(params + layout.slots.back().offset, &out, sizeof(out));
   return absl::OkStatus();
 }
 
@@ -211,7 +245,7 @@ absl::Status PackSm90(const device::DriverApi& api, const plan::KernelPlan& plan
                       const AttentionArgs& args, std::byte* params) {
   const emit::ParamSlot& slot = layout.slots.back();
   if (slot.kind == emit::ParamSlotKind::kFwdSm90) {
-    return PackFwd(api, plan, spec, args, params + slot.offset);
+    return PackFwd(api, plan, spec, layout, args, params);
   }
   if (slot.kind == emit::ParamSlotKind::kBwdSm90) {
     return PackBwd(api, plan, spec, args, params + slot.offset);

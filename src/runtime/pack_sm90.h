@@ -12,9 +12,9 @@
 
 namespace tilewright {
 
-// Writes the slot kFwdSm90 or kBwdSm90 of `layout` to `params`; nothing where there is none. `spec`
-// and `args` as for PackArgs. Unimplemented for lengths or tiles that 31 bits do not count.
-// Allocates nothing.
+// Writes the slot kFwdSm90, kBwdSm90 or kDecodeSm90 of `layout` to `params`, and kBiasMap; nothing
+// where there is none. `spec` and `args` as for PackArgs, which has been called. Unimplemented for
+// lengths or tiles that 31 bits do not count. Allocates nothing.
 absl::Status PackSm90(const device::DriverApi& api, const plan::KernelPlan& plan,
                       const AttentionSpec& spec, const emit::ParamLayout& layout,
                       const AttentionArgs& args, std::byte* params);

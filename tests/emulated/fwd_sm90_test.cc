@@ -7,6 +7,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plan/family_planner.h"
@@ -68,6 +69,24 @@ void OneKeyRules(reference::HostCase& c) {
 
 void FirstKeysRule(reference::HostCase& c) {
   AddToScores(c, [&](int64_t h, int64_t j) { return j <= 3 + h % 3 * 40 ? kJumps[h % 7] : 0.0; });
+}
+
+// The first bias term with rows that bulk copies do not take.
+void MisalignBias(reference::HostCase& c) {
+  const int64_t keys = c.spec.bias[0].seqlen_kv, pitch = keys + 1;
+  const int64_t rows = c.bias[0].count() / keys;
+  reference::Array wider(c.spec.bias[0].type, rows * pitch);
+  for (int64_t n = 0; n < rows * pitch; ++n) {
+    const int64_t column = n % pitch;
+    wider.Set(n, column < keys ? c.bias[0].Get(n / pitch * keys + column)
+                               : std::numeric_limits<float>::quiet_NaN());
+  }
+  c.bias[0] = std::move(wider);
+  BiasTensor& tensor = c.args.bias[0];
+  tensor.data = c.bias[0].data();
+  for (int64_t* stride : {&tensor.stride_batch, &tensor.stride_head, &tensor.stride_q}) {
+    *stride = *stride / keys * pitch;
+  }
 }
 
 // A bias that hides the keys after a row, by -inf in head 0 and by a large number in head 1, or
@@ -163,11 +182,22 @@ const std::vector<Emulation>& Emulations() {
               [](KernelPlan&) {}),
       Changed("fwd bf16 b=1 h=2/1 s=70/1100 d=64 bias=bf16:1,2,70,1100 bias=fp16:1,1,70,1100 lse",
               [](KernelPlan&) {}),
-      // Terms that pass through shared memory, in whole lines and element by element.
+      // Terms that pass through shared memory, by bulk copies and by threads.
       Changed("fwd bf16 b=2 h=2/1 s=150/336 d=64 bias=bf16:1,2,150,336 lse", [](KernelPlan&) {}),
       Changed("fwd fp16 b=1 h=2/1 s=150/336 d=64 window=90,20 bias=fp16:1,2,150,336 "
               "bias=fp16:1,1,150,336",
               [](KernelPlan& plan) { plan.max_grid = 1; }),
+      Changed(
+          "fwd bf16 b=2 h=2/1 s=150/336 d=64 bias=bf16:2,1,150,336", [](KernelPlan&) {},
+          MisalignBias),
+      Changed(
+          "fwd bf16 b=1 h=2/1 s=300/264 d=64 causal bias=bf16:1,2,300,264 bias=bf16:1,1,300,264 "
+          "lse",
+          [](KernelPlan& plan) { plan.cluster = 2; },
+          [](reference::HostCase& c) {
+            emulated::Misalign(c, 4);
+            MisalignBias(c);
+          }),
       Changed(
           "fwd bf16 b=1 h=9/3 s=200/200 d=64 bias=bf16:1,9,200,200", [](KernelPlan&) {},
           BiasHidesOrJumps),

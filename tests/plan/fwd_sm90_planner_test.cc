@@ -194,6 +194,8 @@ TEST(FwdSm90PlannerTest, TermsThatDifferFromRowToRowPassThroughSharedMemory) {
   EXPECT_EQ(staged("fwd bf16 b=2 h=4 s=512 d=32 bias=bf16:1,4,512,512"), 0) << "three blocks";
   EXPECT_EQ(staged("fwd bf16 b=2 h=4 s=512 d=32 bias=bf16:2,1,1,512 bias=bf16:1,4,512,512"), 0);
   EXPECT_EQ(staged("fwd fp16 b=2 h=16 s=512 d=64 causal bias=fp32:2,1,512,512"), 0);
+  EXPECT_EQ(staged("fwd bf16 b=2 h=16 s=512/508 d=64 bias=bf16:1,16,512,508"), 0) << "8 bytes";
+  EXPECT_EQ(staged("fwd e4m3 b=2 h=16 s=512 d=64 out=bf16 bias=bf16:1,16,512,512"), 0);
   EXPECT_EQ(staged("fwd bf16 b=2 h=16 s=512 d=64"), 0);
 }
 

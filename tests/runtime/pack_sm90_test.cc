@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "abi/tensor_map.h"
 #include "runtime/pack_args.h"
@@ -35,8 +36,16 @@ class PackSm90Test : public ::testing::Test {
   absl::Status Pack() {
     const emit::ParamLayout layout = emit::MakeParamLayout(spec_, plan_);
     alignas(64) std::byte params[kMaxParamBytes] = {};
+    PackArgs(spec_, layout, args_, params);
     const absl::Status status = PackSm90(driver_.api(), plan_, spec_, layout, args_, params);
     std::memcpy(&packed_, params + layout.slots.back().offset, sizeof(packed_));
+    bias_bases_.clear();
+    for (const emit::ParamSlot& slot : layout.slots) {
+      if (slot.kind != emit::ParamSlotKind::kBiasMap) continue;
+      abi::TensorMap map;
+      std::memcpy(&map, params + slot.offset, sizeof(map));
+      bias_bases_.push_back(map.words[0]);
+    }
     return status;
   }
 
@@ -53,6 +62,7 @@ class PackSm90Test : public ::testing::Test {
   AttentionSpec spec_;
   AttentionArgs args_;
   abi::FwdSm90Args packed_ = {};
+  std::vector<uint64_t> bias_bases_;  // of their maps
 };
 
 TEST_F(PackSm90Test, HoldsAMapForEachTensorAndTheOrderOfTiles) {
@@ -100,6 +110,24 @@ TEST_F(PackSm90Test, TensorsThatNoMapDescribesAreLeftToThreads) {
   args_.q.strides.head += 4;
   ASSERT_TRUE(Pack().ok());
   EXPECT_EQ(packed_.by_threads, abi::kQByThreads | abi::kKvByThreads | abi::kOByThreads);
+}
+
+TEST_F(PackSm90Test, TermsThatPassThroughSharedMemoryHaveMaps) {
+  Use("fwd bf16 b=2 h=4 s=256/512 d=64 bias=bf16:2,4,256,512 bias=bf16:1,1,256,512");
+  args_.bias[0] = {At(0x5000), 4 * 256 * 512, 256 * 512, 512, 1};
+  args_.bias[1] = {At(0x6000), 0, 0, 512, 1};
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_TRUE(bias_bases_.empty());
+  plan_.staged_terms = 2;
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_EQ(packed_.by_threads, 0u);
+  EXPECT_EQ(bias_bases_, (std::vector<uint64_t>{0x5000, 0x6000}));
+  args_.bias[1].stride_q = 513;
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_EQ(packed_.by_threads, abi::kBiasByThreads);
+  args_.bias[1] = {At(0x6000), 0, 0, 1024, 2};
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_EQ(packed_.by_threads, abi::kBiasByThreads);
 }
 
 TEST_F(PackSm90Test, LengthsBeyond31BitsAreRefused) {
