@@ -116,6 +116,7 @@ inline constexpr int kConsumersBarrier = 14;
 inline constexpr int kCopyBarrier = 15;
 inline constexpr int kCopyThreads = 96;
 inline constexpr int kTransposingWarps = 3;
+inline constexpr int kBiasWarps = 3;
 inline constexpr float kLargestWeightLog2 = 8;  // of e4m3, which ends at 448
 
 // How far above the maximum of its first block an optimistic row's reference lies, in log2: what
@@ -255,20 +256,19 @@ struct StagedBias {
 template <class Config>
 struct StagedBias<Config, false> {};
 
-// Rows for threads to copy element by element, to panels of 64 columns under the swizzle: `source`
-// is the first of `rows`, rows from valid_rows on and columns from valid_columns to `columns`
-// become zeros.
+// Rows of a tile for threads to copy; see CopyTile.
 struct CopyRequest {
-  u16* tile;  // null: no more
+  enum Tensor { kNone, kQ, kK, kV, kBias };
   const u16* source;
   i64 row_stride;
-  i64 column_stride;
-  int panel_rows;  // of the tile
-  int first_row;   // of the tile, for the source's first
-  int rows;
   int valid_rows;
-  int columns;
-  int valid_columns;
+  int first_row;
+  int rows;
+  Tensor tensor;
+  int stage;
+  int valid_columns;  // of a bias term, whose number is `term`
+  int term;
+  i64 column_stride;
 };
 
 template <class Config>
@@ -434,25 +434,72 @@ __device__ __forceinline__ BlockWalk<Config, Params> WalkOf(const Problem& probl
 
 // ---- the loading warpgroup ----
 
+// Copies rows of a tile element by element: `source` is the first of them, rows from `valid_rows`
+// on and columns from kColumns to kWidth become zeros. By the warps that serve a CopyRequest.
+template <int kColumns, int kWidth, int kRows>
+__device__ __forceinline__ void CopyTile(u16 (*tile)[kRows][kPanelColumns],
+                                         const CopyRequest& request) {
+  const u16* source = request.source;
+  const i64 row_stride = request.row_stride;
+  const int valid_rows = request.valid_rows;
+#pragma unroll 1
+  for (int n = static_cast<int>(threadIdx.x) - 32; n < request.rows * kWidth; n += kCopyThreads) {
+    const int from = n / kWidth, column = n % kWidth;
+    const int row = request.first_row + from;
+    const int at = (column / 8 % 8 ^ row % 8) * 8 + column % 8;
+    tile[column / kPanelColumns][row][at] =
+        from < valid_rows && column < kColumns ? source[from * row_stride + column] : u16{0};
+  }
+  ptx::fence_proxy_async_shared();
+}
+
+// Likewise of a bias term, whose columns need not be neighbours, and may be too few.
+template <int kPanels>
+__device__ __forceinline__ void CopyBiasTile(u16 (&panels)[kPanels][kBiasTileRows][kPanelColumns],
+                                             const CopyRequest& request) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll 1
+  for (int row = static_cast<int>(threadIdx.x) / 32 - 1; row < kBiasTileRows;
+       row += kCopyThreads / 32) {
+    const u16* const source = request.source + row * request.row_stride;
+    const int existing = row < request.valid_rows ? request.valid_columns : 0;
+#pragma unroll 1
+    for (int column = lane; column < kPanels * kPanelColumns; column += 32) {
+      panels[column / kPanelColumns][row][(column / 8 % 8 ^ row % 8) * 8 + column % 8] =
+          column < existing ? source[column * request.column_stride] : u16{0};
+    }
+  }
+  ptx::fence_proxy_async_shared();
+}
+
 // What warps 1 to 3 of the loading warpgroup do where no tensor map describes a tensor.
 template <class Config>
 __device__ __forceinline__ void ServeCopyRequests(SharedStorage<Config>& shared) {
+  using S = Shape<Config>;
   for (;;) {
     ptx::bar_sync(kCopyBarrier, kWarpgroup);
-    const CopyRequest request = shared.copy;
-    if (request.tile == nullptr) return;
-#pragma unroll 1
-    for (int n = static_cast<int>(threadIdx.x) - 32; n < request.rows * request.columns;
-         n += kCopyThreads) {
-      const int from = n / request.columns, column = n % request.columns;
-      const int row = request.first_row + from;
-      const int at = (column / 8 % 8 ^ row % 8) * 8 + column % 8;
-      const bool exists = from < request.valid_rows && column < request.valid_columns;
-      request.tile[(column / kPanelColumns * request.panel_rows + row) * kPanelColumns + at] =
-          exists ? request.source[from * request.row_stride + column * request.column_stride]
-                 : u16{0};
+    const CopyRequest& request = shared.copy;
+    switch (request.tensor) {
+      case CopyRequest::kNone:
+        return;
+      case CopyRequest::kQ:
+        CopyTile<Config::kHeadDimQk, S::kPanelsQk * kPanelColumns>(shared.q, request);
+        break;
+      case CopyRequest::kK:
+        CopyTile<Config::kHeadDimQk, S::kPanelsQk * kPanelColumns>(shared.k[request.stage],
+                                                                   request);
+        break;
+      case CopyRequest::kV:
+        CopyTile<Config::kHeadDimV,
+                 S::kSharers == 1 ? Config::kHeadDimV : S::kPanelsV * kPanelColumns>(
+            shared.v[request.stage], request);
+        break;
+      case CopyRequest::kBias:
+        if constexpr (Config::kStagedTerms > 0) {
+          CopyBiasTile(shared.bias[request.stage][request.term].panels, request);
+        }
+        break;
     }
-    ptx::fence_proxy_async_shared();
     ptx::bar_sync(kCopyBarrier, kWarpgroup);
   }
 }
@@ -472,7 +519,7 @@ struct Loader {
   static constexpr bool kStagesBias = Config::kStagedTerms > 0;
   int bias_batch[kStagesBias ? Config::kStagedTerms : 1] = {};  // of the tile at hand
 
-  // Whether threads copy Q, K and V, the bias terms, or one of both.
+  // Whether threads copy Q, K and V, and whether some tensor at all: then bias terms as well.
   __device__ __forceinline__ bool QkvByThreads() const {
     if constexpr (S::kTransposes) return false;
     return (params.sm90.by_threads & (abi::kQByThreads | abi::kKvByThreads)) != 0;
@@ -488,12 +535,23 @@ struct Loader {
   // Whether this thread has a part in loading, or in a barrier of the whole cluster.
   __device__ __forceinline__ bool TakesPart() const {
     return Config::kCluster > 1 || ByThreads() || threadIdx.x == 0 ||
-           (S::kTransposes && threadIdx.x >= 32);
+           (S::kTransposes && threadIdx.x >= 32) || (kStagesBias && threadIdx.x % 32 == 0);
   }
 
-  // Has warps 1 to 3 copy rows of a tile, every block of a cluster its own.
-  __device__ __forceinline__ void Copy(const CopyRequest& request) const {
-    if (threadIdx.x == 0) shared.copy = request;
+  // Has warps 1 to 3 copy `rows` rows of a tile from `first_row` on, every block of a cluster its
+  // own. `source` is the first of them, and `valid_rows` exist.
+  __device__ __forceinline__ void Copy(CopyRequest::Tensor tensor, int stage, const u16* source,
+                                       i64 row_stride, i64 valid_rows, int first_row,
+                                       int rows) const {
+    if (threadIdx.x == 0) {
+      shared.copy.source = source;
+      shared.copy.row_stride = row_stride;
+      shared.copy.valid_rows = static_cast<int>(Min(valid_rows, rows));
+      shared.copy.first_row = first_row;
+      shared.copy.rows = rows;
+      shared.copy.tensor = tensor;
+      shared.copy.stage = stage;
+    }
     __syncwarp();
     ptx::bar_sync(kCopyBarrier, kWarpgroup);
     ptx::bar_sync(kCopyBarrier, kWarpgroup);
@@ -576,9 +634,8 @@ struct Loader {
     }
   }
 
-  // The same by the threads, piece by piece: kColumns of kWidth exist.
-  template <int kColumns, int kWidth>
-  __device__ __forceinline__ void CopyKeys(u16* tile, const void* base,
+  // The same by the threads, piece by piece.
+  __device__ __forceinline__ void CopyKeys(CopyRequest::Tensor tensor, int stage, const void* base,
                                            const abi::TensorStrides& strides, const u64& full,
                                            const Problem& problem, int block, u32* missing) const {
     constexpr int kRows = Config::KvRows::kIsDense ? Config::kBlockN : PieceRows<Config>();
@@ -589,16 +646,8 @@ struct Loader {
       const KvRow at = Piece(problem, j);
       const bool exists = Config::KvRows::kIsDense || at.exists();
       not_there |= exists ? 0u : 1u << (row / kRows);
-      Copy({.tile = tile,
-            .source = RowOf(base, strides, exists ? at.block : 0, problem.h_kv, at.row),
-            .row_stride = strides.seq,
-            .column_stride = 1,
-            .panel_rows = Config::kBlockN,
-            .first_row = row,
-            .rows = kRows,
-            .valid_rows = exists ? static_cast<int>(Min(problem.seqlen_kv - j, kRows)) : 0,
-            .columns = kWidth,
-            .valid_columns = kColumns});
+      Copy(tensor, stage, RowOf(base, strides, exists ? at.block : 0, problem.h_kv, at.row),
+           strides.seq, exists ? problem.seqlen_kv - j : 0, row, kRows);
     }
     if (threadIdx.x == 0) {
       if constexpr (!Config::KvRows::kIsDense) *missing = not_there;
@@ -616,54 +665,65 @@ struct Loader {
       }
     }
   }
-  // The bias terms of a block's scores, for each warpgroup its rows.
-  __device__ __forceinline__ void LoadBias(const Problem& problem, i64 q_begin, int block) {
+  // Where warpgroup n's tiles of bias terms of a block begin.
+  struct BiasOrigin {
+    i64 row;
+    i64 key;
+  };
+  __device__ __forceinline__ static BiasOrigin BiasOriginOf(i64 q_begin, int block, int n) {
+    const i64 first_key = i64{block} * Config::kBlockN;
+    if constexpr (Config::kSharers > 1) return {q_begin, first_key + n * S::kOwnKeys};
+    return {q_begin + n * kWarpgroupRows, first_key};
+  }
+
+  // Bias terms of a block's scores, by one thread.
+  __device__ __forceinline__ void LoadBias(const Problem& problem, i64 q_begin, int block, int n) {
     if constexpr (kStagesBias) {
-      constexpr int kKeys = S::kOwnKeys;
-      constexpr int kBoxColumns = static_cast<int>(Min(kKeys, kBiasPanelColumns));
-      constexpr int kPanels = BiasTile<kKeys>::kPanels;
+      constexpr int kBoxColumns = static_cast<int>(Min(S::kOwnKeys, kBiasPanelColumns));
+      constexpr int kPanels = BiasTile<S::kOwnKeys>::kPanels;
+      const u32 barrier = ptx::SharedAddress(&shared.bias_full[n]);
+      const BiasOrigin at = BiasOriginOf(q_begin, block, n);
+      Wait(shared.bias_empty[n], bias_parity);
+      ptx::mbarrier_arrive_expect_tx(
+          barrier, Config::kStagedTerms * kPanels * kBiasTileRows * kBoxColumns * 2);
+#pragma unroll
+      for (int term = 0; term < Config::kStagedTerms; ++term) {
+        const abi::BiasArgs& bias = params.bias[term];
+#pragma unroll
+        for (int panel = 0; panel < kPanels; ++panel) {
+          ptx::cp_async_bulk_tensor_4d_load(
+              ptx::SharedAddress(&shared.bias[n][term].panels[panel]), &params.bias_maps[term],
+              barrier, static_cast<int>(at.key) + panel * kBiasPanelColumns,
+              static_cast<int>(at.row), bias.stride_head != 0 ? static_cast<int>(problem.h) : 0,
+              bias.stride_batch != 0 ? bias_batch[term] : 0);
+        }
+      }
+    }
+  }
+
+  // The same by the threads, for each warpgroup.
+  __device__ __forceinline__ void CopyBias(const Problem& problem, i64 q_begin, int block) {
+    if constexpr (kStagesBias) {
+      if (!ByThreads()) return;
 #pragma unroll 1
       for (int n = 0; n < Config::kConsumers; ++n) {
+        const BiasOrigin at = BiasOriginOf(q_begin, block, n);
         Wait(shared.bias_empty[n], bias_parity);
-        const u32 barrier = ptx::SharedAddress(&shared.bias_full[n]);
-        const i64 first_row = q_begin + (Config::kSharers > 1 ? 0 : n * kWarpgroupRows);
-        const i64 first_key = i64{block} * Config::kBlockN + (Config::kSharers > 1 ? n * kKeys : 0);
-        if (IsFirst() && !BiasByThreads()) {
-          ptx::mbarrier_arrive_expect_tx(
-              barrier, Config::kStagedTerms * kPanels * kBiasTileRows * kBoxColumns * 2);
-        }
 #pragma unroll
         for (int term = 0; term < Config::kStagedTerms; ++term) {
           const abi::BiasArgs& bias = params.bias[term];
-          const int batch = bias_batch[term];
-          auto& panels = shared.bias[n][term].panels;
-          if (BiasByThreads()) {
-            // Rows beyond the length are nobody's.
-            Copy({.tile = panels[0][0],
-                  .source = static_cast<const u16*>(bias.data) + batch * bias.stride_batch +
-                            problem.h * bias.stride_head + first_row * bias.stride_q +
-                            first_key * bias.stride_kv,
-                  .row_stride = bias.stride_q,
-                  .column_stride = bias.stride_kv,
-                  .panel_rows = kBiasTileRows,
-                  .first_row = 0,
-                  .rows = kBiasTileRows,
-                  .valid_rows = static_cast<int>(Min(problem.seqlen_q - first_row, kBiasTileRows)),
-                  .columns = kKeys,
-                  .valid_columns = static_cast<int>(Min(problem.seqlen_kv - first_key, kKeys))});
-          } else if (IsFirst()) {
-#pragma unroll
-            for (int panel = 0; panel < kPanels; ++panel) {
-              ptx::cp_async_bulk_tensor_4d_load(
-                  ptx::SharedAddress(&panels[panel]), &params.bias_maps[term], barrier,
-                  static_cast<int>(first_key) + panel * kBiasPanelColumns,
-                  static_cast<int>(first_row),
-                  bias.stride_head != 0 ? static_cast<int>(problem.h) : 0,
-                  bias.stride_batch != 0 ? batch : 0);
-            }
+          if (threadIdx.x == 0) {
+            shared.copy.valid_columns =
+                static_cast<int>(Max(Min(problem.seqlen_kv - at.key, S::kOwnKeys), 0));
+            shared.copy.term = term;
+            shared.copy.column_stride = bias.stride_kv;
           }
+          Copy(CopyRequest::kBias, n,
+               static_cast<const u16*>(bias.data) + bias_batch[term] * bias.stride_batch +
+                   problem.h * bias.stride_head + at.row * bias.stride_q + at.key * bias.stride_kv,
+               bias.stride_q, problem.seqlen_q - at.row, 0, kBiasTileRows);
         }
-        if (IsFirst() && BiasByThreads()) ptx::mbarrier_arrive(barrier);
+        if (threadIdx.x == 0) ptx::mbarrier_arrive(ptx::SharedAddress(&shared.bias_full[n]));
       }
       bias_parity ^= 1;
     }
@@ -675,16 +735,15 @@ struct Loader {
     Wait(shared.k_empty[stage], k_ring.parity);
     u32* const missing = &shared.missing[stage];
     if (QkvByThreads()) {
-      CopyKeys<Config::kHeadDimQk, S::kPanelsQk * kPanelColumns>(
-          shared.k[stage][0][0], params.core.k, params.core.k_strides, shared.k_full[stage],
-          problem, block, missing);
+      CopyKeys(CopyRequest::kK, stage, params.core.k, params.core.k_strides, shared.k_full[stage],
+               problem, block, missing);
     } else if (IsFirst()) {
       const abi::TensorMap* const map = &params.sm90.k;
       LoadKeys<S::kPanelsQk, S::kColumns>(shared.k[stage], map, map, shared.k_full[stage], problem,
                                           block, missing);
     }
     k_ring.Advance();
-    LoadBias(problem, q_begin, block);
+    CopyBias(problem, q_begin, block);
   }
 
   __device__ __forceinline__ void LoadV(const Problem& problem, int block) {
@@ -700,10 +759,8 @@ struct Loader {
       Wait(shared.v_empty[stage], v_ring.parity);
       u32 missing;  // as of K
       if (QkvByThreads()) {
-        constexpr int kWidth = S::kSharers == 1 ? Config::kHeadDimV : S::kPanelsV * kPanelColumns;
-        CopyKeys<Config::kHeadDimV, kWidth>(shared.v[stage][0][0], params.core.v,
-                                            params.core.v_strides, shared.v_full[stage], problem,
-                                            block, &missing);
+        CopyKeys(CopyRequest::kV, stage, params.core.v, params.core.v_strides, shared.v_full[stage],
+                 problem, block, &missing);
       } else if (IsFirst()) {
         constexpr bool kHasTail = S::kTailColumns != 0;
         const abi::TensorMap* const map = &params.sm90.v;
@@ -720,17 +777,9 @@ struct Loader {
     q_parity ^= 1;
     if (QkvByThreads()) {
       const abi::TensorStrides& strides = params.core.q_strides;
-      Copy({.tile = shared.q[0][0],
-            .source =
-                RowOf(params.core.q, strides, problem.q_batch, problem.h, problem.q_row + q_begin),
-            .row_stride = strides.seq,
-            .column_stride = 1,
-            .panel_rows = S::kBlockM,
-            .first_row = 0,
-            .rows = S::kBlockM,
-            .valid_rows = static_cast<int>(Min(problem.seqlen_q - q_begin, S::kBlockM)),
-            .columns = S::kPanelsQk * kPanelColumns,
-            .valid_columns = Config::kHeadDimQk});
+      Copy(CopyRequest::kQ, 0,
+           RowOf(params.core.q, strides, problem.q_batch, problem.h, problem.q_row + q_begin),
+           strides.seq, problem.seqlen_q - q_begin, 0, S::kBlockM);
       if (threadIdx.x == 0) ptx::mbarrier_arrive(ptx::SharedAddress(&shared.q_full));
       return;
     }
@@ -751,7 +800,7 @@ struct Loader {
       const auto walk = WalkOf<Config>(problem, tile_begin, part, params);
       const i64 q_begin = tile_begin + rank * S::kBlockM;
       int block = walk.Below(walk.end);
-      FindBias(problem);
+      if (ByThreads()) FindBias(problem);
       // K before Q: it may arrive while the consumers still read the Q of the tile before.
       if (block >= walk.begin) LoadK(problem, q_begin, block);
       LoadQ(problem, q_begin);
@@ -852,6 +901,24 @@ struct Loader {
     });
   }
 
+  // The bias terms of warpgroups, a warp's first thread for each third one. On its own, for
+  // warpgroups do not keep step.
+  __device__ __forceinline__ void LoadBiases(const Series& series) {
+    const int first = static_cast<int>(threadIdx.x) / 32 - 1;
+    ForEachTile<Config>(series, params, [&](const Problem& problem, i64 tile_begin, int part, int) {
+      const auto walk = WalkOf<Config>(problem, tile_begin, part, params);
+      FindBias(problem);
+#pragma unroll 1
+      for (int block = walk.Below(walk.end); block >= walk.begin; block = walk.Below(block)) {
+#pragma unroll 1
+        for (int n = first; n < Config::kConsumers; n += kBiasWarps) {
+          LoadBias(problem, tile_begin + rank * S::kBlockM, block, n);
+        }
+        bias_parity ^= 1;
+      }
+    });
+  }
+
   // The part of the loading warpgroup in a pass over the tiles.
   __device__ __forceinline__ void Load(const Series& series) {
     if constexpr (S::kTransposes) {
@@ -863,9 +930,11 @@ struct Loader {
       LoadTiles(series);
     } else if (ByThreads() && threadIdx.x >= 32) {
       ServeCopyRequests(shared);
+    } else if constexpr (kStagesBias) {
+      if (threadIdx.x % 32 == 0) LoadBiases(series);
     }
     if (ByThreads() && threadIdx.x < 32) {
-      if (threadIdx.x == 0) shared.copy.tile = nullptr;
+      if (threadIdx.x == 0) shared.copy.tensor = CopyRequest::kNone;
       __syncwarp();
       ptx::bar_sync(kCopyBarrier, kWarpgroup);
     }
@@ -927,7 +996,7 @@ struct Consumer {
   u32 q[S::kQueryWords];  // with kQInRegisters
   float o[S::kSums];
   u32 p[S::kWeightWords];
-  // Of the next block.
+  // Of the block at hand, or of the next one.
   typename BiasOf<Bias, S::kOwnKeys, kStagesBias>::Type bias;
   typename BiasOf<SecondBias, S::kOwnKeys, kStagesSecondBias>::Type second_bias;
   u32 kept[2];         // with kDrops: bits 2j and 2j + 1 of the weights at columns 8j
@@ -1097,17 +1166,20 @@ struct Consumer {
       second_bias.Load(first_key, problem.seqlen_kv);
     }
   }
-  // Until the tiles of terms of this block are there, and when they have been read.
-  __device__ __forceinline__ void WaitForBias() {
+  // Those of this block's scores that have come to shared memory.
+  __device__ __forceinline__ void ReadBias() {
     if constexpr (kStagesBias) {
       Wait(shared.bias_full[warpgroup], bias_parity);
-      bias_parity ^= 1;
+      bias.Read(shared.bias[warpgroup][0], thread);
+      if constexpr (kStagesSecondBias) second_bias.Read(shared.bias[warpgroup][1], thread);
+      ReleaseBias();
     }
   }
-  __device__ __forceinline__ void ReleaseBias() const {
+  __device__ __forceinline__ void ReleaseBias() {
     if constexpr (kStagesBias) {
       __syncwarp();
       ReleaseHere(shared.bias_empty[warpgroup]);
+      bias_parity ^= 1;
     }
   }
 
@@ -1227,18 +1299,10 @@ struct Consumer {
       Config::Score::ApplyToAll(s, Scale(params) * scale_of_scores, params);
     } else if constexpr (Bias::kExists) {
       const float scale = Scale(params) * scale_of_scores;
-      if constexpr (kStagesBias) {
-        const auto& tiles = shared.bias[warpgroup];
-        AddBias<typename Bias::Element>(tiles[0], thread, scale, s);
-        if constexpr (kStagesSecondBias) {
-          AddBias<typename SecondBias::Element>(tiles[1], thread, 1.f, s);
-        }
-        ReleaseBias();
-      }
 #pragma unroll
       for (int n = 0; n < S::kScores; ++n) {
-        if constexpr (!kStagesBias) s[n] = fmaf(s[n], scale, bias.At(n));
-        if constexpr (SecondBias::kExists && !kStagesSecondBias) s[n] += second_bias.At(n);
+        s[n] = fmaf(s[n], scale, bias.At(n));
+        if constexpr (SecondBias::kExists) s[n] += second_bias.At(n);
       }
     } else if constexpr (!kPlainScores) {
 #pragma unroll
@@ -1496,7 +1560,7 @@ struct Consumer {
       SumIssued();
     }
     DrawKept(problem, q_begin, block);
-    WaitForBias();
+    ReadBias();
     ptx::wgmma_wait_group<kFirst ? 0 : 1>();
     ptx::AccumulatorsReady(s);
     const u32 missing = MissingPieces();
@@ -1545,7 +1609,7 @@ struct Consumer {
     PassTurn();
     Release(shared.k_empty[k_ring.stage]);
     k_ring.Advance();
-    WaitForBias();
+    if constexpr (kStagesBias) Wait(shared.bias_full[warpgroup], bias_parity);
     ReleaseBias();
     Wait(shared.v_full[v_ring.stage], v_ring.parity);
     Release(shared.v_empty[v_ring.stage]);
@@ -1586,8 +1650,8 @@ struct Consumer {
     int block = walk.Below(walk.end);
     if (block < walk.begin) return;
     OwnBlocks own = BlocksOfRows(walk, problem, q_begin);
-    if (!kRedoesApart<Config> && exactly) own.exact_begin = walk.begin;
     if constexpr (kOrdersRows) {
+      if (!kRedoesApart<Config> && exactly) own.exact_begin = walk.begin;
       // At least one remains, so that every row has a reference.
       for (; block > own.last && walk.Below(block) >= walk.begin; block = walk.Below(block)) {
         PassBlock();
@@ -1595,36 +1659,35 @@ struct Consumer {
     }
     const int begin = Config::Mask::kCutsLeft ? max(walk.begin, own.begin) : walk.begin;
     LoadBias(problem, block);
-    if constexpr (kOrdersRows) {
-      Step<true, true>(problem, q_begin, block);
+    if constexpr (kRepeatsFirst) StartRows();
+    bool alone;  // only a first block is taken, and others follow
+#pragma unroll 1
+    do {
+      Step<true, true>(problem, q_begin, block, exactly);
       block = walk.Below(block);
+      alone = kRepeatsFirst && exactly && block >= begin;
+      if constexpr (kOrdersRows) {
 #pragma unroll 1
-      for (; block >= begin && block >= own.exact_begin; block = walk.Below(block)) {
-        Step<true, false>(problem, q_begin, block);
+        for (; block >= begin && block >= own.exact_begin; block = walk.Below(block)) {
+          Step<true, false>(problem, q_begin, block);
+        }
       }
-    } else {
-      if constexpr (kRepeatsFirst) StartRows();
 #pragma unroll 1
-      for (;;) {
-        Step<true, true>(problem, q_begin, block, exactly);
-        block = walk.Below(block);
-        if (!kRepeatsFirst || !exactly || block < begin) break;
-        LastValues();
+      for (; kHasFullBlocks<Config> && !alone && block >= begin && block >= own.full_begin;
+           block = walk.Below(block)) {
+        Step<false, false>(problem, q_begin, block);
       }
-    }
+      if constexpr (Config::Mask::kCutsLeft) {
 #pragma unroll 1
-    for (; kHasFullBlocks<Config> && block >= begin && block >= own.full_begin;
-         block = walk.Below(block)) {
-      Step<false, false>(problem, q_begin, block);
-    }
-    if constexpr (Config::Mask::kCutsLeft) {
-#pragma unroll 1
-      for (; block >= begin; block = walk.Below(block)) {
-        Step<true, false>(problem, q_begin, block);
+        for (; block >= begin; block = walk.Below(block)) {
+          Step<true, false>(problem, q_begin, block);
+        }
       }
-    }
-    if constexpr (!kOverQ && kReadsQ) ReleaseHere(shared.q_empty);
-    LastValues();
+      if constexpr (!kOverQ && kReadsQ) {
+        if (!alone) ReleaseHere(shared.q_empty);
+      }
+      LastValues();
+    } while (alone);
     if constexpr (Config::Mask::kCutsLeft) {
 #pragma unroll 1
       for (; block >= walk.begin; block = walk.Below(block)) PassBlock();
@@ -1667,7 +1730,7 @@ struct Consumer {
       IssueScores(s);
       DrawKept(problem, q_begin, block);
       LoadBias(problem, block);
-      WaitForBias();
+      ReadBias();
       ptx::wgmma_wait_group<0>();
       ptx::AccumulatorsReady(s);
       Release(shared.k_empty[k_ring.stage]);

@@ -23,39 +23,45 @@ struct BiasTile {
   u16 panels[kPanels][kBiasTileRows][kBiasPanelColumns];
 };
 
-// scores = scores * scale + bias, in the layout of a warpgroup's products (ptx/wgmma.cuh). `thread`
-// of the warpgroup.
+// The elements that belong to a thread's scores of a block of keys, in the layout of ptx/wgmma.cuh.
+// They are read while the products of the scores run.
 template <class Element, int kColumns>
-__device__ __forceinline__ void AddBias(const BiasTile<kColumns>& tile, int thread, float scale,
-                                        float (&scores)[kColumns / 2]) {
+struct BiasTileFragment {
   static_assert(sizeof(Element) == 2 && kColumns % 16 == 0);
-  constexpr int kChunk = 8, kChunkBytes = 16;  // of 16 bytes
-  const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
-  // So that the compiler keeps one address from block to block, and not one for each step.
-  const u32 from = static_cast<u32>(
-      ptx::Opaque(ptx::SharedAddress(&tile.panels[0][row][(lane / 16 ^ row % 8) * kChunk])));
+  u32 words[kColumns / 4];
+
+  // `thread` of the warpgroup.
+  __device__ __forceinline__ void Read(const BiasTile<kColumns>& tile, int thread) {
+    constexpr int kChunk = 8, kChunkBytes = 16;  // of 16 bytes
+    const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+    // So that the compiler keeps one address from block to block, and not one for each step.
+    const u32 from = static_cast<u32>(
+        ptx::Opaque(ptx::SharedAddress(&tile.panels[0][row][(lane / 16 ^ row % 8) * kChunk])));
 #pragma unroll
-  for (int n = 0; n < kColumns / 16; ++n) {
-    u32 words[4];
-    ptx::ldmatrix_x4(
-        words, (from ^ 2 * n % 8 * kChunkBytes) + static_cast<u32>(n / 4 * sizeof(tile.panels[0])));
+    for (int n = 0; n < kColumns / 16; ++n) {
+      u32 matrices[4];
+      ptx::ldmatrix_x4(matrices, (from ^ 2 * n % 8 * kChunkBytes) +
+                                     static_cast<u32>(n / 4 * sizeof(tile.panels[0])));
 #pragma unroll
-    for (int m = 0; m < 8; ++m) {
-      const Element element = {static_cast<u16>(words[m / 2] >> (m % 2 * 16))};
-      scores[8 * n + m] = fmaf(scores[8 * n + m], scale, static_cast<float>(element));
+      for (int m = 0; m < 4; ++m) words[4 * n + m] = matrices[m];
     }
   }
-}
 
-// What a thread has of a bias term of a chain (FirstBias): its pairs or, kStaged, nothing of its
-// own.
+  // Of a thread's score number n.
+  __device__ __forceinline__ float At(int n) const {
+    return static_cast<float>(Element{static_cast<u16>(words[n / 2] >> (n % 2 * 16))});
+  }
+};
+
+// What a thread has of a bias term of a chain (FirstBias): its pairs, from memory or, kStaged, from
+// a tile.
 template <class First, int kColumns, bool kStaged>
 struct BiasOf {
   using Type = typename First::template Fragment<kColumns>;
 };
 template <class First, int kColumns>
 struct BiasOf<First, kColumns, true> {
-  struct Type {};
+  using Type = BiasTileFragment<typename First::Element, kColumns>;
 };
 
 }  // namespace tilewright

@@ -187,6 +187,12 @@ const std::vector<Emulation>& Emulations() {
       Changed("fwd fp16 b=1 h=2/1 s=150/336 d=64 window=90,20 bias=fp16:1,2,150,336 "
               "bias=fp16:1,1,150,336",
               [](KernelPlan& plan) { plan.max_grid = 1; }),
+      Changed("fwd bf16 b=2 h=2/1 s=300/264 d=64 bias=bf16:1,2,300,264",
+              [](KernelPlan& plan) {
+                plan.cluster = 2;
+                plan.ping_pong = plan.q_in_registers = true;
+                plan.max_grid = 1;
+              }),
       Changed(
           "fwd bf16 b=2 h=2/1 s=150/336 d=64 bias=bf16:2,1,150,336", [](KernelPlan&) {},
           MisalignBias),
