@@ -8,10 +8,15 @@
 // right; longer sequences take further visits through the same loop.
 //
 // Visit     one tile of query rows and kBlockN of its keys. A tile of rows without keys is a visit
-//           without. All threads find the next one, in registers: between tiles that differ in
-//           their batch only, which a block's usually do, by a few additions.
+//           without.
+// Walks     WalkAlikeTiles, where a block's tiles are the same ones of other batches, which they
+//           usually are, and nothing but the length or what is kept of the terms says which keys a
+//           row sees: from one visit to the next by additions, nothing is looked up. WalkCarefully
+//           for what it leaves: O that came out non-finite, rows that are no multiples of 16 bytes
+//           in a plan for those that are, sizes that were not planned for. Kernels of other masks
+//           and scores have WalkTiles: all threads find the next visit, in registers.
 // Teams     A block has kTeams, which have nothing in common but the terms; each walks tiles of its
-//           own.
+//           own. Or two of them have neighbouring heads and copy together (JoinsHeads).
 // Terms     Bias terms and masks do not depend on Q and K. Those of Config::kKeptTerms are added up
 //           once, -inf where a key is masked, and kept in shared memory if all of the block's tiles
 //           have the same and no more than kTermKeys keys: the tables of windowed attention serve
@@ -21,10 +26,10 @@
 //           found, as a bit for each key, while this one is attended to.
 // Barriers  One of a team's threads a visit, when its copies have arrived and the visit before has
 //           been read. One of all threads when the terms have been made.
-// NaN, Inf  A tile whose O comes out non-finite is visited once more, with masks by selection (a
-//           term of -inf does not exclude NaN) and the rows of V zeroed that no row of the tile may
-//           see. That is known one visit later, at its barrier; the visits from there on follow
-//           once more.
+// NaN, Inf  A tile whose O comes out non-finite is attended to once more, with masks by selection
+//           (a term of -inf does not exclude NaN) and the rows of V zeroed that no row of the tile
+//           may see. Behind WalkAlikeTiles those are all tiles of the block. WalkTiles knows of one
+//           a visit later, at its barrier; the visits from there on follow once more.
 // Shared    teams  of each
 //             q      [2][kBlockM][pitch]   of this tile of rows and the next; at its end O
 //             k      [2][kBlockN][pitch]
