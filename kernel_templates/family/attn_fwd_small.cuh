@@ -364,7 +364,7 @@ struct TeamStorage {
   alignas(16) Element q[2][Config::kBlockM][Rows<Config>::kPitchQo];
   alignas(16) Element k[2][Config::kBlockN][Rows<Config>::kPitchQk];
   alignas(16) Element v[2][Config::kBlockN][Rows<Config>::kPitchV];
-  alignas(16) u32 keep[2][Config::kBlockN / 2];
+  u32 keep[2][Config::kBlockN / 2];
   Tile<Config> tiles[2];  // as of q
   // Which warps found at this visit and at the one before that the tile has to be computed again.
   // Read as words.
@@ -614,11 +614,6 @@ struct OtherMasks<Config, Params> {
   static __device__ __forceinline__ int PairOf(int step) {
     return step * kThreads<Config> + ThreadOfTeam<Config>();
   }
-  // Where a lane finds those of a step of keys side by side.
-  static __device__ __forceinline__ int PlaceOf(int pair) {
-    constexpr int kOfStep = Config::kStepKeys / 2;
-    return pair / kOfStep * kOfStep + pair % 4 * (kOfStep / 4) + pair % kOfStep / 4;
-  }
   __device__ __forceinline__ void Ask(const AlikeVisit<Config>& visit, const Params& params) {
     if (PairOf(0) >= kPairs) return;
     if (visit.first) Find(visit.b, params);
@@ -644,7 +639,7 @@ struct OtherMasks<Config, Params> {
       for (int n = 0; n < kMasks; ++n) {
         kept &= (answers[step][0][n] ? 0xffffu : 0) | (answers[step][1][n] ? 0xffff0000u : 0);
       }
-      if (PairOf(step) < kPairs) keep[PlaceOf(PairOf(step))] = kept;
+      if (PairOf(step) < kPairs) keep[PairOf(step)] = kept;
     }
   }
 };
@@ -755,13 +750,10 @@ struct Attention {
 #pragma unroll 1
     for (; key < Config::kTermKeys; key += kStride) {
       const u32 next = touch.Read(key + kStride);
-#pragma unroll 1
-      for (int m = 0; m < kMTiles; ++m) {
-        float some[1][kNTiles][4];
-        ClearTile(some);
-        ApplyPolicies<Kept>(some, policies, problem, row + 16 * m, key, false, params);
-        StoreTerms(terms, some[0], m, key / Config::kStepKeys * kStepTerms);
-      }
+      Scores terms_of_step;
+      ClearTile(terms_of_step);
+      ApplyPolicies<Kept>(terms_of_step, policies, problem, row, key, false, params);
+      StoreTerms(terms, terms_of_step, key / Config::kStepKeys * kStepTerms);
       ptx::Opaque(before);
       before = next;
     }
@@ -778,20 +770,27 @@ struct Attention {
   __device__ __forceinline__ int FirstTerm(int step) const {
     return visit.n * (Config::kBlockN / 8 / kTermTiles) + step * kStepTerms;
   }
-  static __device__ __forceinline__ void StoreTerms(Term (*terms)[32],
-                                                    const float (&scores)[kNTiles][4], int m,
+  static __device__ __forceinline__ void StoreTerms(Term (*terms)[32], const Scores& scores,
                                                     int first) {
 #pragma unroll
-    for (int n = 0; n < kNTiles; n += kTermTiles) {
-      const float(&s)[4] = scores[n];
-      Term& term = TermOf(terms, m, first + n / kTermTiles);
+    for (int m = 0; m < kMTiles; ++m) {
       if constexpr (Config::kPackedTerms) {
-        using Ops = typename Rows<Config>::Ops;
-        const float(&t)[4] = scores[n + 1];
-        term = {{Ops::Pack(s[1], s[0]), Ops::Pack(s[3], s[2]), Ops::Pack(t[1], t[0]),
-                 Ops::Pack(t[3], t[2])}};
+#pragma unroll
+        for (int n = 0; n < kNTiles; n += 2) {
+          const float(&s)[4] = scores[m][n];
+          const float(&t)[4] = scores[m][n + 1];
+          using Ops = typename Rows<Config>::Ops;
+          TermOf(terms, m,
+                 first + n / kTermTiles) = {{Ops::Pack(s[1], s[0]), Ops::Pack(s[3], s[2]),
+                                             Ops::Pack(t[1], t[0]), Ops::Pack(t[3], t[2])}};
+        }
       } else {
-        term = {{BitsOfFloat(s[0]), BitsOfFloat(s[1]), BitsOfFloat(s[2]), BitsOfFloat(s[3])}};
+#pragma unroll
+        for (int n = 0; n < kNTiles; ++n) {
+          const float(&s)[4] = scores[m][n];
+          TermOf(terms, m, first + n / kTermTiles) = {
+              {BitsOfFloat(s[0]), BitsOfFloat(s[1]), BitsOfFloat(s[2]), BitsOfFloat(s[3])}};
+        }
       }
     }
   }
@@ -843,14 +842,9 @@ struct Attention {
   // What the other masks keep of the lane's two keys in each tile of the step, by 16 bits each.
   __device__ __forceinline__ void GetKept(u32 (&kept)[kNTiles], int step) const {
     if constexpr (HasOtherMasks<Config>) {
-      constexpr int kAtOnce = kNTiles < 4 ? kNTiles : 4;
-      const u32* const words =
-          &shared.keep[slot][step * (Config::kStepKeys / 2) + threadIdx.x % 4 * kNTiles];
 #pragma unroll
-      for (int first = 0; first < kNTiles; first += kAtOnce) {
-        const auto some = *reinterpret_cast<const Words<4 * kAtOnce>*>(words + first);
-#pragma unroll
-        for (int n = 0; n < kAtOnce; ++n) kept[first + n] = some.word[n];
+      for (int n = 0; n < kNTiles; ++n) {
+        kept[n] = shared.keep[slot][step * (Config::kStepKeys / 2) + n * 4 + threadIdx.x % 4];
       }
     } else {
 #pragma unroll
