@@ -15,7 +15,7 @@ template <class Config, int kOutputs, int kThreads>
 struct GatheredColumns {
   static constexpr int kShares = Config::kClusterShares;
   static constexpr int kQuads = kOutputs / kShares / 4;
-  static_assert(kOutputs % (4 * kShares) == 0);
+  static_assert(kOutputs % (16 * kShares) == 0);  // four quads are written at a time
   float o[kShares][kQuads][kThreads][4];
 };
 template <class Config>
@@ -68,7 +68,23 @@ __device__ __forceinline__ void SendParts(GatheredColumns<Config, kOutputs, kThr
   }
 }
 
-// Merges and writes the columns of this block's share, those of a thread beginning at
+// Lane l of four gets word l of each of them.
+__device__ __forceinline__ void TransposeWords(u32 (&word)[4]) {
+#pragma unroll
+  for (int distance = 1; distance < 4; distance *= 2) {
+    const bool upper = (threadIdx.x & distance) != 0;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      if ((n & distance) != 0) continue;
+      const u32 sent = upper ? word[n] : word[n + distance];
+      const u32 got = __shfl_xor_sync(kAllLanes, sent, distance);
+      word[n] = upper ? got : word[n];
+      word[n + distance] = upper ? word[n + distance] : got;
+    }
+  }
+}
+
+// Merges and writes the columns of this block's share, those of a warpgroup beginning at
 // `first_column` of O; `row` of the block's rows, `tile_row` of the tile's.
 template <class Config, int kOutputs, int kThreads, class Params>
 __device__ __forceinline__ void MergeSentParts(
@@ -77,14 +93,15 @@ __device__ __forceinline__ void MergeSentParts(
     int first_column, bool with_lse, const Params& params) {
   using Columns = GatheredColumns<Config, kOutputs, kThreads>;
   using OutElement = typename Config::OutElement;
+  static_assert(sizeof(OutElement) == 2);
   constexpr int kShares = Columns::kShares;
   const int own = ShareInCluster<Config>();
   const abi::AttnFwdParams& core = params.core;
   const abi::TensorStrides& strides = core.o_strides;
-  const bool wide = reinterpret_cast<u64>(core.o) % 4 == 0 &&
-                    (strides.batch | strides.seq | strides.head) % 2 == 0;
+  const bool wide = reinterpret_cast<u64>(core.o) % 16 == 0 &&
+                    (strides.batch | strides.seq | strides.head) % 8 == 0;
   float weight[2][kShares];
-  OutElement* out[2];
+  u16* out[2];
   bool inside[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -111,37 +128,46 @@ __device__ __forceinline__ void MergeSentParts(
     if (at.inside && with_lse && thread % 4 == 0) {
       Config::Lse::Store(end.lse, problem, at.i, params);
     }
-    out[r] = static_cast<OutElement*>(core.o) + problem.q_batch * strides.batch +
-             at.h * strides.head + (problem.q_row + at.i) * strides.seq + first_column +
-             thread % 4 * 2;
+    out[r] = static_cast<u16*>(core.o) + problem.q_batch * strides.batch + at.h * strides.head +
+             (problem.q_row + at.i) * strides.seq + first_column;
   }
 #pragma unroll
   for (int to = 0; to < kShares; ++to) {
     if (to != own) continue;
 #pragma unroll
-    for (int n = 0; n < Columns::kQuads; ++n) {
-      const int first = (to * Columns::kQuads + n) * 4;
-      float merged[4];
+    for (int n = 0; n < Columns::kQuads; n += 4) {
+      // Two columns of each of four chunks of 8 become one chunk of each row.
+      Words<16> word[2];
 #pragma unroll
-      for (int c = 0; c < 4; ++c) merged[c] = weight[c / 2][to] * o[first + c];
+      for (int k = 0; k < 4; ++k) {
+        const int first = (to * Columns::kQuads + n + k) * 4;
+        float merged[4];
 #pragma unroll
-      for (int share = 0; share < kShares; ++share) {
-        if (share == to) continue;
+        for (int c = 0; c < 4; ++c) merged[c] = weight[c / 2][to] * o[first + c];
 #pragma unroll
-        for (int c = 0; c < 4; ++c) {
-          merged[c] = fmaf(weight[c / 2][share], columns.o[share][n][thread][c], merged[c]);
+        for (int share = 0; share < kShares; ++share) {
+          if (share == to) continue;
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {
+            merged[c] = fmaf(weight[c / 2][share], columns.o[share][n + k][thread][c], merged[c]);
+          }
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          word[r].word[k] = ptx::cvt_rn_x2_f32(merged[2 * r + 1], merged[2 * r], OutElement{});
         }
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
+        TransposeWords(word[r].word);
         if (!inside[r]) continue;
-        OutElement* const place = out[r] + (to * Columns::kQuads + n) * 8;
+        u16* const place = out[r] + (to * Columns::kQuads + n + thread % 4) * 8;
         if (wide) {
-          *reinterpret_cast<u32*>(place) =
-              ptx::cvt_rn_x2_f32(merged[2 * r + 1], merged[2 * r], OutElement{});
+          *reinterpret_cast<Words<16>*>(place) = word[r];
         } else {
-          FromFloat(merged[2 * r], &place[0]);
-          FromFloat(merged[2 * r + 1], &place[1]);
+#pragma unroll
+          for (int c = 0; c < 8; ++c)
+            place[c] = static_cast<u16>(word[r].word[c / 2] >> c % 2 * 16);
         }
       }
     }
