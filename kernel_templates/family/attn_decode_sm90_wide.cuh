@@ -3,7 +3,8 @@
 // memory. 16-bit operands, sm_90a.
 //
 // Algorithm Packed rows and equal shares of all keys, as in attn_decode.cuh; the last block with
-//           keys of a tile merges its parts (mma/packed_merge.cuh).
+//           keys of a tile merges its parts (mma/packed_merge.cuh), or a cluster that has all of
+//           them does (mma/cluster_merge.cuh).
 //           A block has 64 rows; O is twice what a warpgroup's registers hold, so warpgroup w has
 //           half w of its columns. Blocks of 64 keys go to the two in turn: one computes scores and
 //           weights of a block, and both multiply these with their columns of V, which lie where K
@@ -15,7 +16,8 @@
 //           them by warpgroup 1, whose scores the tensor cores have while warpgroup 0 makes
 //           weights. If both did as 1 does, a stage would be given back later, which took a quarter
 //           more time: that is what is waited for longest.
-// Cluster   Two blocks have the 128 rows of a tile and copy half of each block of keys for both.
+// Cluster   Two blocks have the 128 rows of a tile and copy half of each block of keys for both
+//           (kCluster); or they have two shares of the keys (kClusterShares).
 // V apart   Where V is no part of K in memory its rows are copied over those of K as soon as the
 //           scores are there. That is right, and slow.
 // NaN, Inf  Rows of keys that no row of the tile sees are zeroed before they are multiplied.

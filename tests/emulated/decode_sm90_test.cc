@@ -83,6 +83,8 @@ const std::vector<Emulation>& Emulations() {
                                         PutNanBehind(c, {1000, 970});
                                       }},
                                      4, 8));
+    emulations->push_back(
+        InClusters({"fwd bf16 b=2 h=70/1 s=1/600 d=320/256 lse", {}, {}, misalign}, 2, 4));
     emulations->push_back(InClusters(
         {"fwd bf16 b=2 h=66/1 s=1/1100 d=320/256 varlen lse", {}, {}, PutNanBehindLengths}, 2, 3));
     return emulations;
