@@ -93,6 +93,7 @@
 #include "ptx/cp_async.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/mbarrier_behind.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/named_barrier.cuh"
 #include "ptx/setmaxnreg.cuh"
@@ -1093,6 +1094,7 @@ struct Consumer {
   __device__ __forceinline__ void ReadQueries() {
     if constexpr (Config::kQInRegisters) {
       const int row = rows_of * kWarpgroupRows + thread / 32 * 16 + lane() % 16;
+      u32 read = 0;
 #pragma unroll
       for (int step = 0; step < S::kQueryWords / 4; ++step) {
         const int chunk = 2 * step + lane() / 16;
@@ -1101,9 +1103,12 @@ struct Consumer {
         ptx::ldmatrix_x4(matrices, ptx::SharedAddress(address));
 #pragma unroll
         for (int n = 0; n < 4; ++n) q[4 * step + n] = matrices[n];
+        read |= matrices[0];
       }
       __syncwarp();
-      if constexpr (!kOverQ) ReleaseHere(shared.q_empty);
+      if (!kOverQ && lane() == 0) {
+        ptx::mbarrier_arrive_behind(ptx::SharedAddress(&shared.q_empty), read);
+      }
     }
   }
 
@@ -1171,14 +1176,21 @@ struct Consumer {
     if constexpr (kStagesBias) {
       Wait(shared.bias_full[warpgroup], bias_parity);
       bias.Read(shared.bias[warpgroup][0], thread);
-      if constexpr (kStagesSecondBias) second_bias.Read(shared.bias[warpgroup][1], thread);
-      ReleaseBias();
+      u32 read = bias.AnyOfEachRead();
+      if constexpr (kStagesSecondBias) {
+        second_bias.Read(shared.bias[warpgroup][1], thread);
+        read |= second_bias.AnyOfEachRead();
+      }
+      ReleaseBias(read);
     }
   }
-  __device__ __forceinline__ void ReleaseBias() {
+  // `read`: of what has been read, so that nothing is written there before.
+  __device__ __forceinline__ void ReleaseBias(u32 read) {
     if constexpr (kStagesBias) {
       __syncwarp();
-      ReleaseHere(shared.bias_empty[warpgroup]);
+      if (lane() == 0) {
+        ptx::mbarrier_arrive_behind(ptx::SharedAddress(&shared.bias_empty[warpgroup]), read);
+      }
       bias_parity ^= 1;
     }
   }
@@ -1610,7 +1622,7 @@ struct Consumer {
     Release(shared.k_empty[k_ring.stage]);
     k_ring.Advance();
     if constexpr (kStagesBias) Wait(shared.bias_full[warpgroup], bias_parity);
-    ReleaseBias();
+    ReleaseBias(0);
     Wait(shared.v_full[v_ring.stage], v_ring.parity);
     Release(shared.v_empty[v_ring.stage]);
     v_ring.Advance();

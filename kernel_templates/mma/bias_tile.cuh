@@ -47,6 +47,14 @@ struct BiasTileFragment {
     }
   }
 
+  // Is there when all of them are.
+  __device__ __forceinline__ u32 AnyOfEachRead() const {
+    u32 any = 0;
+#pragma unroll
+    for (int n = 0; n < kColumns / 16; ++n) any |= words[4 * n];
+    return any;
+  }
+
   // Of a thread's score number n.
   __device__ __forceinline__ float At(int n) const {
     return static_cast<float>(Element{static_cast<u16>(words[n / 2] >> (n % 2 * 16))});
