@@ -197,6 +197,7 @@ FamilyAnswer PlanDecode(const PlanRequest& request) {
     int64_t teams;
     int stages;
     int cluster = 1;
+    bool alone = false;  // on an SM, however many would fit
   };
   // Best first: one block on an SM has the fewest pieces to merge.
   std::vector<Choice> choices = {{8, 3}, {4, 3}, {4, 2}, {2, 3}, {2, 2}};
@@ -212,6 +213,16 @@ FamilyAnswer PlanDecode(const PlanRequest& request) {
       items * kBlocksOfCluster <= request.board.num_sms) {
     choices.insert(choices.begin(), {kMostWarps, 2, kBlocksOfCluster});
   }
+  // Half of an SM is enough for whole items: blocks of the next call then find room, and have found
+  // their work when this one ends. Merging parts, looking up pages and widening bytes want more
+  // warps.
+  const int64_t sms = std::max(request.board.num_sms, 1);
+  const bool whole_items =
+      items * 10 >= sms * 9 && items * spec.seqlen_kv * key_bytes / sms < kDecodeLongShare;
+  if (row_tiles == 1 && whole_items && spec.seqlen_kv > kDecodeFewKeys && !spec.varlen &&
+      spec.page_size == 0 && !spec.batch_invariant && spec::KvType(spec) == spec.type) {
+    choices.insert(choices.begin(), {4, 3, 1, true});
+  }
   for (const Choice& choice : choices) {
     KernelPlan plan = base;
     plan.warps = static_cast<int>(choice.teams * row_warps);
@@ -221,8 +232,16 @@ FamilyAnswer PlanDecode(const PlanRequest& request) {
     if (choice.cluster > 1) plan.cluster = choice.cluster;
     plan.smem_bytes = DecodeSmemBytes(plan, spec);
     if (plan.smem_bytes > request.traits.smem_per_block_optin) continue;
+    // Less than this on its way does not keep memory busy.
+    constexpr int64_t kLeastAlone = 90 << 10;
+    if (choice.alone && (plan.smem_bytes < kLeastAlone ||
+                         2 * (plan.smem_bytes + request.traits.smem_reserved_per_block) >
+                             request.traits.smem_per_sm)) {
+      continue;
+    }
     Complete(request, registers, plan);
     plan.slots /= choice.cluster;
+    if (choice.alone) plan.slots = static_cast<int>(sms);
     answer.plans.push_back(std::move(plan));
   }
   Explain(request, answer);

@@ -82,6 +82,9 @@ FamilyAnswer PlanFwdSmall(const PlanRequest& request);
 
 // attn_decode does not cut up to so many keys: they are not worth a second kernel.
 inline constexpr int64_t kDecodeFewKeys = 512;
+// Bytes of K and V from which on a block's share of them is cut, so that multiprocessors that read
+// faster than others take more.
+inline constexpr int64_t kDecodeLongShare = int64_t{16} << 20;
 // Of attn_decode: the rings of all teams and what lies beside them.
 int64_t DecodeSmemBytes(const KernelPlan& plan, const AttentionSpec& spec);
 

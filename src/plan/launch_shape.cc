@@ -103,12 +103,12 @@ int64_t DecodeBlocks(const KernelPlan& plan, const AttentionSpec& spec, const At
   // Some multiprocessors read a third faster than others. Where shares are long, several waves of
   // blocks make up for it; lengths that only the device knows may be short.
   constexpr int64_t kWaves = 4;
-  constexpr int64_t kLongShare = int64_t{16} << 20;  // bytes
   const int64_t bytes = counts.items * args.seqlen_kv * (spec.dim_qk + spec.dim_v) *
                         spec::ElementBytes(spec::KvType(spec));
   const int64_t waves =
-      plan.family == Family::kDecode && !spec.varlen && bytes / plan.slots >= kLongShare ? kWaves
-                                                                                         : 1;
+      plan.family == Family::kDecode && !spec.varlen && bytes / plan.slots >= kDecodeLongShare
+          ? kWaves
+          : 1;
   return std::max<int64_t>(2, std::min<int64_t>(waves * plan.slots, counts.items * counts.units));
 }
 

@@ -55,6 +55,19 @@ TEST(PlannerTest, FewQueriesOverManyKeysAreDecoded) {
   ASSERT_EQ(latent.after.size(), 1u);
   EXPECT_EQ(latent.after[0].tile_rows, 8);
   EXPECT_EQ(BestFor("fwd bf16 b=16 h=8 s=1/8192 d=128 batch_invariant").value().plan.chunk, 4);
+  // A block for each item, in half of an SM; parts, pages, bytes, long shares and small rings are
+  // better off with all of it.
+  const auto warps = [](const std::string& spec) {
+    return BestFor("fwd bf16 b=16 " + spec).value().plan.warps;
+  };
+  const KernelPlan whole = BestFor("fwd bf16 b=16 h=32/8 s=1/8192 d=128").value().plan;
+  EXPECT_EQ(whole.warps, 4);
+  EXPECT_EQ(whole.slots, 132);
+  EXPECT_EQ(warps("h=8/2 s=1/8192 d=128"), 8);
+  EXPECT_EQ(warps("h=32/8 s=1/8192 d=128 paged=16"), 8);
+  EXPECT_EQ(warps("h=32/8 s=1/8192 d=128 kv=e4m3 kv_scale=tensor"), 8);
+  EXPECT_EQ(warps("h=32/8 s=1/65536 d=128"), 8);
+  EXPECT_EQ(warps("h=32/8 s=1/8192 d=72"), 8);
   // A few items of few keys, but of more than a block's teams take at once, are shared by clusters.
   const KernelPlan few = BestFor("fwd bf16 b=1 h=32/8 s=1/300 d=128").value().plan;
   EXPECT_EQ(few.cluster, 4);
