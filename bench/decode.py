@@ -17,12 +17,14 @@ import pathlib
 import random
 import statistics
 import sys
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import compare  # noqa: E402
 
 L2_BYTES = 60 << 20
-ROUNDS = 7
+ROUNDS = 21
+HEAT_SECONDS = 0.1  # of a row's kernels together, before its rounds
 CALLS = 8  # of a graph, at least
 
 
@@ -303,9 +305,11 @@ def time_graphs(graphs, rounds):
     import torch
 
     times = {name: [] for name in graphs}
-    for graph in graphs.values():
-        graph.replay()
-    torch.cuda.synchronize()
+    heated = time.monotonic() + HEAT_SECONDS
+    while time.monotonic() < heated:
+        for graph in graphs.values():
+            graph.replay()
+        torch.cuda.synchronize()
     for n in range(rounds + 1):
         names = list(graphs)
         random.shuffle(names)
