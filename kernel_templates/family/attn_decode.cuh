@@ -63,6 +63,7 @@
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/named_barrier.cuh"
+#include "ptx/prefetch.cuh"
 #include "ptx/special.cuh"
 
 namespace tilewright {
@@ -222,6 +223,10 @@ struct Warp {
         Sync();
       }
       StartStep();
+    }
+    // Not earlier: what the next kernel asks L2 for would be gone again when it begins.
+    if constexpr (!kStartsEarly) {
+      if (copied < limit && !queue.more) ptx::griddepcontrol_launch_dependents();
     }
   }
 
@@ -871,6 +876,46 @@ struct Warp {
   }
 };
 
+// Asks L2 for what finding the first keys will read: lengths, and pages of the sequence that the
+// block would begin in if all had the most keys.
+template <class Config, class Params>
+__device__ __forceinline__ void PrefetchLengths(const Params& params) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const i64 batch = Batch<Config>(params);
+  using Lengths = typename Config::Lengths;
+  if constexpr (kIsSame<Lengths, LengthsVarlen>) {
+    constexpr int kWords = ptx::kL2LineBytes / 4;
+    const abi::VarlenArgs& varlen = params.varlen;
+    if (i64{thread} * kWords < batch) {
+      const i32* const arrays[] = {varlen.cu_seqlens_q, varlen.cu_seqlens_kv, varlen.seqused_q,
+                                   varlen.seqused_kv};
+#pragma unroll
+      for (const i32* array : arrays) {
+        if (array != nullptr) ptx::prefetch_global_l2(array + thread * kWords);
+      }
+    }
+  }
+  // Which row of the table is that of a sequence must not take memory to know.
+  if constexpr (!Config::KvRows::kIsDense &&
+                (kIsSame<Lengths, LengthsVarlen> || kSequencesAreAlike<Config>)) {
+    const abi::PartsArgs& parts = params.parts;
+    const i64 keys = SeqlenKv<Config>(params);
+    if (keys <= 0) return;
+    const bool is_split = parts.parts > 1;
+    const i64 block = is_split ? blockIdx.x / parts.lines : blockIdx.x;
+    const i64 blocks = is_split ? parts.line_blocks : gridDim.x;
+    const i64 items = is_split ? batch * parts.line_heads : gridDim.x;
+    const i64 place = block * items * keys / blocks;
+    const i64 item = place / keys;
+    const i64 key = place - item * keys + i64{thread} * Config::kStepKeys;
+    Problem problem = {};
+    problem.b = problem.kv_batch = item * batch / items;
+    if (block < blocks && key < keys) {
+      ptx::prefetch_global_l2(Config::KvRows::TableOf(problem, params) + key / Config::kPageRows);
+    }
+  }
+}
+
 template <class Config, class Params>
 __device__ __forceinline__ void Run(const Params& params) {
   static_assert(MaskPolicy<typename Config::Mask, Params>);
@@ -884,8 +929,8 @@ __device__ __forceinline__ void Run(const Params& params) {
   extern __shared__ __align__(128) u8 shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
   if constexpr (!Warp<Config, Params>::kStartsEarly) {
+    PrefetchLengths<Config>(params);
     ptx::griddepcontrol_wait();
-    ptx::griddepcontrol_launch_dependents();
   }
   Warp<Config, Params>(shared, params).Run();
 }
