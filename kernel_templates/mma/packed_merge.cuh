@@ -61,9 +61,11 @@ __device__ __forceinline__ void AddParts(const TilePiece& tile, int first_row, i
 #pragma unroll
         for (int n = 0; n < kRun; ++n) {
           const int item = min(first + n * kThreads, items - 1);
+          four[k][n] = {};
+          lse[k][n] = -Infinity();
+          if (!exists) continue;
           four[k][n] = *reinterpret_cast<const FourColumns*>(of_slot + item * 4);
           lse[k][n] = lses[slot * kSlotLses<Config> + item / kQuads];
-          if (!exists) lse[k][n] = -Infinity();
         }
       }
 #pragma unroll
