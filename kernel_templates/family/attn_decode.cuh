@@ -900,17 +900,20 @@ __device__ __forceinline__ void PrefetchLengths(const Params& params) {
                 (kIsSame<Lengths, LengthsVarlen> || kSequencesAreAlike<Config>)) {
     const abi::PartsArgs& parts = params.parts;
     const i64 keys = SeqlenKv<Config>(params);
-    if (keys <= 0) return;
+    if (keys <= 0 || batch <= 0) return;
+    // Divisions of 32 bits, for the 64-bit ones take longer than what this saves; a place that
+    // overflows is one that nothing is asked for.
     const bool is_split = parts.parts > 1;
-    const i64 block = is_split ? blockIdx.x / parts.lines : blockIdx.x;
-    const i64 blocks = is_split ? parts.line_blocks : gridDim.x;
-    const i64 items = is_split ? batch * parts.line_heads : gridDim.x;
-    const i64 place = block * items * keys / blocks;
-    const i64 item = place / keys;
-    const i64 key = place - item * keys + i64{thread} * Config::kStepKeys;
+    const u32 block = is_split ? blockIdx.x / static_cast<u32>(parts.lines) : blockIdx.x;
+    const u32 blocks = is_split ? static_cast<u32>(parts.line_blocks) : gridDim.x;
+    const u32 items = is_split ? static_cast<u32>(batch * parts.line_heads) : gridDim.x;
+    const u32 item = block * items / blocks;
+    const u32 b = item / (items / static_cast<u32>(batch));
+    const i64 share = static_cast<u32>(keys) / blocks;
+    const i64 key = (block * items - item * blocks) * share + i64{thread} * Config::kStepKeys;
     Problem problem = {};
-    problem.b = problem.kv_batch = item * batch / items;
-    if (block < blocks && key < keys) {
+    problem.b = problem.kv_batch = b;
+    if (block < blocks && b < batch && key < keys) {
       ptx::prefetch_global_l2(Config::KvRows::TableOf(problem, params) + key / Config::kPageRows);
     }
   }
