@@ -34,8 +34,8 @@
 //           tile_wanted    thread 0, when it comes to the last rows of a tile
 //           k_full[t], v_full  thread 0 and the bytes, or warps 1 and 2
 //           k_empty[t]     a computing warp each, after the last dQ of the tile
-//           v_empty        a computing warp each, after the last dP of the tile or, where V is kept in
-//                          registers, when it has read it
+//           v_empty        a computing warp each, after the last dP of the tile or, where V is kept
+//                          in registers, when it has read it
 //           rows_full[s]   a loading warp each, and the bytes
 //           rows_empty[s]  a computing warp each, after dV and dK of the step
 //           ds_full[s]     a computing warp each, when it has written its dS
@@ -86,6 +86,7 @@
 #include "ptx/griddep.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/mbarrier_behind.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/named_barrier.cuh"
 #include "ptx/setmaxnreg.cuh"
@@ -364,20 +365,24 @@ struct Consumer : ConsumerBase<Config, Params> {
   }
 
   // The first columns of this warp's 16 rows of a tile, as a product wants its first factor.
+  // Returns what hangs on all of them, for ptx/mbarrier_behind.cuh.
   template <int kWords>
-  __device__ __forceinline__ void Keep(u32 (&kept)[kWords],
-                                       const u16 (*panels)[Config::kBlockN][kPanelColumns]) const {
+  __device__ __forceinline__ u32 Keep(u32 (&kept)[kWords],
+                                      const u16 (*panels)[Config::kBlockN][kPanelColumns]) const {
     const int number = static_cast<int>(ptx::Opaque(thread));
     const int row = first_key + number / 32 * 16 + number % 16;
     // A row starts on a multiple of 128 bytes: the swizzle of a chunk is one exclusive or.
     const u32 first = ptx::SharedAddress(&panels[0][row][(number % 32 / 16 ^ row % 8) * 8]);
+    u32 read = 0;
 #pragma unroll
     for (int step = 0; step < kWords / 4; ++step) {
       u32 words[4];
       ptx::ldmatrix_x4(words, (first ^ step % 4 * 32) + step / 4 * Config::kBlockN * kRowBytes);
 #pragma unroll
       for (int n = 0; n < 4; ++n) kept[4 * step + n] = words[n];
+      read |= words[0];
     }
+    return read;
   }
 
   // At the begin of a tile, when no product is under way.
@@ -389,8 +394,11 @@ struct Consumer : ConsumerBase<Config, Params> {
     }
     if constexpr (Config::kKeptV > 0) {
       Wait(shared.v_full, tiles % 2);
-      Keep(kept_v, shared.v);
-      WarpArrives(shared.v_empty);
+      const u32 read = Keep(kept_v, shared.v);
+      __syncwarp();
+      if (this->lane() == 0) {
+        ptx::mbarrier_arrive_behind(ptx::SharedAddress(&shared.v_empty), read);
+      }
     }
   }
 
