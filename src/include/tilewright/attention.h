@@ -317,7 +317,9 @@ struct AttentionArgs {
   const float* q_scale = nullptr;  // per tensor [1] or per head [heads_q]
   const float* k_scale = nullptr;  // [1], [heads_kv] or per token with the strides below
   const float* v_scale = nullptr;
-  std::array<int64_t, 3> k_scale_strides = {0, 0, 0};  // batch (page when paged), head, token
+  // Batch (page when paged), head, token. Scales of a head that follow one another, a stride of 1
+  // for tokens, are read fastest by calls of few queries.
+  std::array<int64_t, 3> k_scale_strides = {0, 0, 0};
   std::array<int64_t, 3> v_scale_strides = {0, 0, 0};
 
   // Dropout: Philox seed and offset by value, or from device memory where the pointers are set
