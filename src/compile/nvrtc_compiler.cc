@@ -170,9 +170,9 @@ class CompilesAtExit {
 
   // Has the end of the process (or of this library) wait for compiles before anything that was
   // registered up to now is destroyed. NVRTC registers more while it first works: so once it is
-  // loaded, once it has compiled, and whenever a compile is left alone.
+  // loaded, whenever it asks whether it shall stop, and whenever a compile is left alone.
   static void Arm() {
-    constexpr int kMost = 24;  // glibc keeps a list
+    constexpr int kMost = 512;  // some compiles; glibc keeps a list, of 32 bytes each
     if (armed_.fetch_add(1) < kMost) {
       pid_ = getpid();
       std::atexit(&Await);
@@ -183,16 +183,18 @@ class CompilesAtExit {
   static void Await() {
     // Longer than any stretch in which NVRTC does not ask whether it shall stop.
     constexpr std::chrono::seconds kMost{10};
-    if (getpid() != pid_) return;  // the threads are the parent's
+    if (getpid() != pid_ || given_up_) return;  // the threads are the parent's
     ending_ = true;
     const auto last_moment = std::chrono::steady_clock::now() + kMost;
     while (running_ > 0 && std::chrono::steady_clock::now() < last_moment) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
+    given_up_ = running_ > 0;
   }
 
   static inline std::atomic<int> running_ = 0;
   static inline std::atomic<bool> ending_ = false;
+  static inline std::atomic<bool> given_up_ = false;
   static inline std::atomic<int> armed_ = 0;
   static inline std::atomic<pid_t> pid_ = 0;
 };
@@ -229,6 +231,7 @@ struct Job {
   // NVRTC wants to go on hearing what it has heard once.
   static int ShallStop(void* payload, void*) {
     auto* const job = static_cast<Job*>(payload);
+    CompilesAtExit::Arm();
     if (!job->stop && job->control != nullptr && !CheckControl(*job->control, "").ok()) {
       job->stop = true;
     }
@@ -555,8 +558,7 @@ absl::StatusOr<artifact::KernelBinary> NvrtcCompiler::Compile(const CompileReque
   TILEWRIGHT_ASSIGN_OR_RETURN(
       const nvrtcResult result,
       Run(job, control, absl::StrCat(request.source.entry_name, " for ", request.target)));
-  static std::atomic<bool> first = true;
-  if (first.exchange(false)) CompilesAtExit::Arm();
+  CompilesAtExit::Arm();
   const Program& program = *job->program;
   TILEWRIGHT_ASSIGN_OR_RETURN(const std::string log, program.Log());
   if (result != NVRTC_SUCCESS) {

@@ -35,7 +35,7 @@ TEST_P(ExitTest, IsSilent) {
 
 INSTANTIATE_TEST_SUITE_P(Ways, ExitTest,
                          ::testing::Values("dlclose", "exit", "thread", "late", "fork", "compiling",
-                                           "hung"),
+                                           "first200", "first350", "first500", "hung"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

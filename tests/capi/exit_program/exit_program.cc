@@ -1,9 +1,10 @@
 // Uses libtilewright.so, opened at run time, and ends in the way that is asked for:
 //
-//   exit_program LIBRARY NVRTC CACHE_DIR dlclose|exit|thread|late|fork|compiling|hung
+//   exit_program LIBRARY NVRTC CACHE_DIR dlclose|exit|thread|late|fork|compiling|firstMS|hung
 //
 // Silent, with exit status 0, where all goes well. With `hung` the disk of the store never answers
-// a call to sync.
+// a call to sync. `first300` ends 300 ms after the first compile began, by the NVRTC of the
+// machine.
 #include <dlfcn.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -76,14 +77,13 @@ void Destroy() {
   library.attention_destroy(attention);
 }
 
-// Ends while another thread is in the compiler, which goes on until it is told to stop.
-void ExitWhileCompiling(const std::string& snippet) {
-  std::ofstream(snippet) << "return j <= i;  // ask:WAIT";
-  std::thread([spec = std::string(kSpec) + " mask=@" + snippet] {
+// Ends while another thread is in the compiler.
+[[noreturn]] void ExitWhileCompiling(const std::string& spec, int milliseconds) {
+  std::thread([spec] {
     tw_attention* never = nullptr;
     library.prepare_text(runtime, spec.c_str(), nullptr, &never);
   }).detach();
-  usleep(300'000);  // by now it is in the compiler
+  usleep(milliseconds * 1000);  // by now it is in the compiler
   std::exit(0);
 }
 
@@ -122,18 +122,27 @@ int main(int argc, char** argv) {
   }
   tw_options options;
   library.options_init(&options, sizeof(options));
-  options.nvrtc_path = argv[2];
+  const bool is_first = std::strncmp(way, "first", 5) == 0;
+  if (!is_first) options.nvrtc_path = argv[2];
   options.cache_dir = argv[3];
   options.tune_policy = TW_TUNE_OFF;
   if (library.runtime_create(&options, &runtime) != TW_OK) {
     return Complain("create", library.last_error());
+  }
+  if (is_first) {
+    ExitWhileCompiling("fwd bf16 b=1 h=2 s=512 d=256 causal lse", std::atoi(way + 5));
   }
   disk_is_hung = std::strcmp(way, "hung") == 0;
   if (library.prepare_text(runtime, kSpec, nullptr, &attention) != TW_OK) {
     return Complain("prepare", library.last_error());
   }
   if (std::strcmp(way, "exit") == 0 || std::strcmp(way, "late") == 0) std::exit(0);
-  if (std::strcmp(way, "compiling") == 0) ExitWhileCompiling(std::string(argv[3]) + ".mask");
+  if (std::strcmp(way, "compiling") == 0) {
+    // One that goes on until it is told to stop.
+    const std::string snippet = std::string(argv[3]) + ".mask";
+    std::ofstream(snippet) << "return j <= i;  // ask:WAIT";
+    ExitWhileCompiling(std::string(kSpec) + " mask=@" + snippet, 300);
+  }
   if (std::strcmp(way, "thread") == 0) {
     std::thread([] { std::exit(0); }).join();
   }
