@@ -696,7 +696,8 @@ struct Attention {
 
   __device__ __forceinline__ void Run() const {
     if constexpr (AnyVisit::kMakesPolicies) {
-      const HeadPolicies<Config, Params> policies(tile.MakeProblem(params), params);
+      const Problem problem = tile.MakeProblem(params);
+      const HeadPolicies<Config, Params> policies(problem, params);
       Steps(&policies);
     } else {
       Steps(nullptr);
@@ -722,7 +723,8 @@ struct Attention {
       } else if constexpr (AnyVisit::kMakesPolicies) {
         Apply(scores, *policies, step);
       } else {
-        Apply(scores, HeadPolicies<Config, Params>(tile.MakeProblem(params), params), step);
+        const Problem problem = tile.MakeProblem(params);
+        Apply(scores, HeadPolicies<Config, Params>(problem, params), step);
       }
       AddValues(scores, policies, step);
     }

@@ -55,6 +55,8 @@ struct HeadPolicies {
 
   __device__ __forceinline__ HeadPolicies(const Problem& problem, const Params& params)
       : score(problem, params), mask(problem, params), dropout(problem, params) {}
+  // Heads may refer to the problem.
+  HeadPolicies(Problem&&, const Params&) = delete;
 };
 
 // Which of the keys that the lane holds each of its rows sees, of rows from `row_begin` and keys
