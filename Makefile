@@ -125,7 +125,7 @@ tidy: configure
 	@git ls-files 'src/*.cc' 'cache/*.cc' | xargs -P $(JOBS) -n 4 clang-tidy -p $(release) --quiet
 
 # The parts of README.md that end in <!-- end -->.
-readme_parts := word-table env-table demo-run h200-run clients-table
+readme_parts := word-table env-table demo-run h200-run zoo-table clients-table
 
 readme: configure
 	@cmake --build $(release) --target tilewright --parallel $(JOBS)
@@ -133,6 +133,7 @@ readme: configure
 	@fence='```'; \
 	{ echo "$$fence"; echo '$$ make demo'; $(MAKE) -s demo | sed -n '/^One attention/,$$p'; echo "$$fence"; } > build/demo-run.md; \
 	{ echo "$$fence"; cat bench/results/h200/readme_run.txt; echo "$$fence"; } > build/h200-run.md
+	@python3 bench/portable.py --table bench/results/h200/portable.json > build/zoo-table.md
 	@python3 bench/clients.py --table bench/results/h200/clients.json > build/clients-table.md
 	@for part in $(readme_parts); do \
 	  sed -i -e "/<!-- $$part -->/,/<!-- end -->/{/<!-- $$part -->/{p;r build/$$part.md" -e "};/<!-- end -->/p;d}" README.md; \

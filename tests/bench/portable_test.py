@@ -1,4 +1,5 @@
 """Tests of bench/portable.py and of the zoo's rows in bench/compare.py. They need no GPU."""
+import json
 import pathlib
 import sys
 import unittest
@@ -94,7 +95,9 @@ class PortableTest(unittest.TestCase):
         self.assertIn("| one query | 1 of 1 | 1 | 0 | 0.50 |", lines)
         self.assertIn("| more, larger head dims | 1 of 1 | 0 | 0 | – |", lines)
         self.assertIn("| all | 4 of 4 | 3 | 2 | 1.50 |", lines)
-        self.assertTrue(lines[-1].startswith("1 further workloads"))
+        self.assertTrue(lines[-2].startswith("1 further workloads"))
+        others = len(compare.zoo_entries(["*"]))
+        self.assertEqual(lines[-1], f"The run that this shows did not come to {others} others.")
 
     def test_every_workload_is_timed_or_has_a_reason(self):
         timed = {entry["name"] for entry in compare.zoo_entries(["*"])}
@@ -114,6 +117,15 @@ class PortableTest(unittest.TestCase):
         self.assertEqual([term.type for term in triangle.terms], ["bf16", "bool"])
         self.assertTrue(by_name["mpt-7b-alibi"].alibi)
         self.assertNotIn("sam-vit-h-global-4096-d80", by_name)  # looked up by row and column
+
+
+class ReadmeTest(unittest.TestCase):
+    def test_readme_shows_the_recorded_run(self):
+        root = pathlib.Path(__file__).resolve().parents[2]
+        results = json.loads((root / "bench/results/h200/portable.json").read_text())
+        readme = (root / "README.md").read_text()
+        expected = f"<!-- zoo-table -->\n{portable.table(results)}<!-- end -->"
+        self.assertIn(expected, readme, "run make readme")
 
 
 if __name__ == "__main__":
