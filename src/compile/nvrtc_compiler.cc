@@ -170,7 +170,8 @@ class CompilesAtExit {
 
   // Has the end of the process (or of this library) wait for compiles before anything that was
   // registered up to now is destroyed. NVRTC registers more while it first works: so once it is
-  // loaded, whenever it asks whether it shall stop, and whenever a compile is left alone.
+  // loaded, whenever it asks whether it shall stop (not all versions ask), and whenever a compile
+  // has ended or is left alone.
   static void Arm() {
     constexpr int kMost = 512;  // some compiles; glibc keeps a list, of 32 bytes each
     if (armed_.fetch_add(1) < kMost) {
