@@ -274,9 +274,11 @@ void AddCachePackVerbs(CLI::App& cache, Chosen& chosen) {
       [to](Toolchain& tools, const Console& console) { return Export(tools, *to, console); });
   command->add_option("OUT", to->out, "The file")->required();
   command->add_option("--arch", to->targets, "Only entries for these targets, such as sm_80,sm_90a")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->allow_extra_args(false);
   command->add_option("--key", to->keys, "Only entries of these keys, or their first digits")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->allow_extra_args(false);
   command->add_option("--spec", to->specs,
                       "Only the kernels of these specs, for the targets of --arch; each must be "
                       "stored");

@@ -202,6 +202,7 @@ void AddCompileCommand(CLI::App& app, Chosen& chosen) {
   command->add_option("SPEC", options->specs, "Specs, each beginning with fwd, bwd or append");
   command->add_option("--arch", options->targets, "Targets, such as sm_80,sm_90a")
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->capture_default_str();
   command->add_option("--matrix", options->matrix, "A file with one spec a line");
   command

@@ -493,8 +493,11 @@ void AddRunCommand(CLI::App& app, Chosen& chosen) {
   file("--q-scale", options->files.q_scale, "Scale of fp8 Q");
   file("--k-scale", options->files.k_scale, "Scale of fp8 or int8 K");
   file("--v-scale", options->files.v_scale, "Scale of fp8 or int8 V");
-  command->add_option("--array", options->arrays, "A snippet's array, NAME=FILE")->group("Arrays");
+  command->add_option("--array", options->arrays, "A snippet's array, NAME=FILE")
+      ->allow_extra_args(false)
+      ->group("Arrays");
   command->add_option("--scalar", options->scalars, "A snippet's scalar, NAME=VALUE")
+      ->allow_extra_args(false)
       ->group("Arrays");
   file("--o", options->o, "Write the output here");
   file("--lse-out", options->lse_out, "Write the LSE here");

@@ -124,7 +124,7 @@ TEST_F(CacheVerbsTest, ExportTakesWhatIsAskedForAndNamesWhatIsMissing) {
       Invoke({"cache", "export", pack_, "--spec", "fwd bf16 b=1 h=2 s=64 d=8", "--json"});
   EXPECT_EQ(missing.exit_code, kExitProblem);
   EXPECT_THAT(missing.json()["error"]["message"].get<std::string>(), HasSubstr("d=8"));
-  EXPECT_EQ(Invoke({"cache", "export", pack_, "--arch", "sm_75"}).exit_code, kExitProblem);
+  EXPECT_EQ(Invoke({"cache", "export", "--arch", "sm_75", pack_}).exit_code, kExitProblem);
   EXPECT_EQ(Invoke({"cache", "export", "/nowhere/x"}).exit_code, kExitProblem);
   EXPECT_EQ(Invoke({"cache", "export", pack_, "--spec", "fwd bf17"}).exit_code, kExitUsage);
   EXPECT_EQ(Invoke({"cache", "export", pack_, "--c-array", "2x"}).exit_code, kExitUsage);

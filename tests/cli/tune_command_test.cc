@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "cache/record_files.h"
 #include "cli/toolchain.h"
@@ -159,10 +160,11 @@ class TuneProgramTest : public TuneCommandTest {
     std::ofstream(path("shapes.txt")) << "# what an application meets\n"
                                       << kSmall << "\n\nfwd fp32 b=2 h=1/1 s=16/16 d=8/8\n";
   }
-  std::string Command(const std::string& arguments) const {
-    return "TILEWRIGHT_FAMILY=attn_fwd_simple LD_LIBRARY_PATH='" TILEWRIGHT_RECORDING_LIBCUDA
-           "' '" TILEWRIGHT_PROGRAM "' tune --candidates 2 " +
-           arguments;
+  // The budget is one that a busy machine does not reach.
+  std::string Command(const std::string& arguments, int budget_ms = 600'000) const {
+    return absl::StrCat("TILEWRIGHT_FAMILY=attn_fwd_simple LD_LIBRARY_PATH='",
+                        TILEWRIGHT_RECORDING_LIBCUDA, "' '", TILEWRIGHT_PROGRAM,
+                        "' tune --candidates 2 --budget ", budget_ms, " ", arguments);
   }
   // Without the driver's lines about launches.
   Json RunForJson(const std::string& arguments) const {
@@ -236,8 +238,8 @@ TEST_F(TuneProgramTest, WhereNoTerminalIsNothingIsDrawn) {
 }
 
 TEST_F(TuneProgramTest, ABudgetThatIsTooShortIsSaid) {
-  const auto [text, exit_code] =
-      tilewright::testing::RunCommand(Command(std::string("'") + kSmall + "' --budget 1 2>&1"));
+  const auto [text, exit_code] = tilewright::testing::RunCommand(
+      Command(std::string("'") + kSmall + "' 2>&1", /*budget_ms=*/1));
   EXPECT_EQ(exit_code, kExitProblem) << text;
   EXPECT_THAT(text, HasSubstr("the budget ended"));
 }
