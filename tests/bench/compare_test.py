@@ -168,6 +168,19 @@ class RowsTest(unittest.TestCase):
             if entry["must"] is not None:
                 self.assertLessEqual(entry["must"], entry["aim"])
 
+    def test_the_twin_in_bf16_is_the_same_operation(self):
+        rows = [e for e in compare.load_entries() if e["versus"] == "own_bf16"]
+        self.assertEqual(len(rows), 4)
+        for entry in rows:
+            spec = compare.parse_spec(entry["spec"])
+            twin = compare.spec_in_bf16(spec)
+            self.assertEqual((twin.type, twin.out_type()), ("bf16", "bf16"))
+            self.assertEqual(compare.flops(twin), compare.flops(spec))
+            same = {"type": "", "out": None, "text": ""}
+            self.assertEqual(
+                compare.dataclasses.replace(twin, **same), compare.dataclasses.replace(spec, **same)
+            )
+
     def test_rows_are_chosen_by_pattern(self):
         entries = compare.load_entries()
         chosen = compare.select(entries, ["d64_*_full", "sam_d80_4096"])
