@@ -24,8 +24,9 @@ inline constexpr u32 kBiasByThreads = 16;
 
 // Tiles are numbered within sections of heads, in a section by rows from the last to the first,
 // then by head: under a causal mask long tiles come first, and the K and V of the heads of a
-// section stay in L2. Or they are taken in pairs, the n-th from the end of a head with its n-th,
-// which together are as long as any other pair; then head by head.
+// section stay in L2. Or those of the first heads are taken in pairs, the n-th from the end of a
+// head with its n-th, which together are as long as any other pair; then head by head. The other
+// heads are one section, whose tiles of falling length fill up what whole rounds of pairs leave.
 struct alignas(64) FwdSm90Args {
   TensorMap q;
   TensorMap k;
@@ -36,8 +37,9 @@ struct alignas(64) FwdSm90Args {
   u32 tiles;          // of all heads
   u32 heads;          // batch * heads_q; each part of the keys counts as a head
   u32 section_heads;  // 0: pairs
+  u32 paired_heads;   // with pairs; the others are those of the last section
   u32 by_threads;     // k*ByThreads
-  u32 padding_[11];
+  u32 padding_[10];
 };
 static_assert(sizeof(TensorMap) == 128, "host and device must agree");
 static_assert(sizeof(FwdSm90Args) == 704, "host and device must agree");

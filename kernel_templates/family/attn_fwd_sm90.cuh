@@ -89,6 +89,7 @@
 #include "policy/scale.cuh"
 #include "policy/score_chain.cuh"
 #include "policy/sink.cuh"
+#include "policy/tile_order.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/ldmatrix.cuh"
@@ -354,48 +355,10 @@ __device__ __forceinline__ u32 RankInCluster() {
   return 0;
 }
 
-// The tiles of this cluster, counted from 0; those counted [first, last) of them.
-struct Series {
-  u32 start;
-  u32 step;
-  u32 first;
-  u32 last;
-};
-
+// The tiles of this cluster.
 template <class Config>
 __device__ __forceinline__ Series AllTiles() {
-  return {blockIdx.x / Config::kCluster, gridDim.x / Config::kCluster, 0, 0xffffffffu};
-}
-
-// A tile of rows of a (batch, query head).
-struct TileAt {
-  u32 row_tile;
-  u32 head;
-  bool exists;
-  bool last;  // nor do any after it
-};
-
-// Tile number `count` of a series; abi::FwdSm90Args says in what order tiles are walked.
-__device__ __forceinline__ TileAt FindTile(const Series& series, u32 count,
-                                           const abi::FwdSm90Args& args) {
-  if (args.section_heads == 0) {
-    const u32 pairs = (args.row_tiles + 1) / 2;
-    const u32 pair = series.start + count / 2 * series.step;
-    const u32 head = pair / pairs, from_end = pair - head * pairs;
-    const u32 longer = args.row_tiles - 1 - from_end;
-    return {count % 2 == 0 ? longer : from_end, head, count % 2 == 0 || longer != from_end,
-            head >= args.heads};
-  }
-  // The second of a series is the one `start` from the end of its round, the third again `start`
-  // from the beginning, and so on: tiles of falling length are shared out evenly.
-  const u32 tile =
-      count * series.step + (count % 2 == 0 ? series.start : series.step - 1 - series.start);
-  if (tile >= args.tiles) return {0, 0, false, count * series.step >= args.tiles};
-  const u32 section = tile / (args.section_heads * args.row_tiles);
-  const u32 in_section = tile - section * args.section_heads * args.row_tiles;
-  const u32 first_head = section * args.section_heads;
-  const u32 heads = min(args.section_heads, args.heads - first_head);
-  return {args.row_tiles - 1 - in_section / heads, first_head + in_section % heads, true, false};
+  return {blockIdx.x / Config::kCluster, gridDim.x / Config::kCluster, 0, kEndOfSeries};
 }
 
 // Calls visit(problem, first row of the cluster's tile, part of its keys, which tile of the
@@ -2127,10 +2090,10 @@ __device__ __forceinline__ void Run(const Params& params) {
     Loader<Config, Params> loader = {shared, params, RankInCluster<Config>()};
     Series series = AllTiles<Config>();
 #pragma unroll 1
-    for (int pass = 0; pass < 2 && series.first < series.last && loader.TakesPart(); ++pass) {
+    while (series.first < series.last && loader.TakesPart()) {
       loader.Load(series);
-      if constexpr (!kMayRedo<Config>) break;
-      if (pass == 1) break;
+      // A second pass is one over some tiles.
+      if (!kMayRedo<Config> || series.last != kEndOfSeries) break;
       WaitForTiles(shared);
       series.first = shared.redo_begin;
       series.last = shared.redo_end;

@@ -280,6 +280,7 @@ constexpr Tile kWideV192[] = {{2, 80}, {2, 96}, {2, 112}, {2, 64}, {2, 32}};
 constexpr Tile k256[] = {{2, 64}, {2, 80}, {2, 48}, {2, 32}, {2, 16}};
 constexpr Tile kE4m3[] = {{2, 128}, {2, 96}, {2, 64}, {2, 32}};
 constexpr Tile kLongEvenE4m3[] = {{3, 96}, {2, 128}, {2, 96}, {2, 64}, {2, 32}};
+constexpr Tile kLongUnevenE4m3[] = {{3, 96, 1, 3}, {2, 128}, {2, 96}, {2, 64}, {2, 32}};
 constexpr Tile kScored128[] = {{2, 64, 1, 3}, {2, 64}, {2, 48}, {2, 32}, {2, 16}};
 constexpr Tile kShared = {.consumers = 2, .block_n = 64, .shares = true};
 constexpr Tile k320[] = {{2, 64}, {2, 48}, {2, 32, 1, 3}, {2, 32}, kShared};
@@ -291,11 +292,15 @@ absl::Span<const Tile> TilesFor(const PlanRequest& request) {
   const bool even = HasEqualTiles(spec);
   const bool is_short = spec.seqlen_q <= 1024;
   if (IsE4m3(spec)) {
-    const bool is_long = even && !is_short && dim > 64 && dim <= 128;
+    const bool is_middle = dim > 64 && dim <= 128;
     // Three warpgroups have no register left for a second sum, for scales or lengths of sequences.
     const bool is_plain = !spec.lse && !spec.varlen && !spec.sinks &&
                           spec.q_scale == ScaleKind::kNone && spec.kv_scale == ScaleKind::kNone;
-    return is_long && is_plain ? absl::MakeConstSpan(kLongEvenE4m3) : kE4m3;
+    if (is_middle && is_plain && even && !is_short) return kLongEvenE4m3;
+    if (is_middle && is_plain && spec.window_left < 0 && spec.seqlen_q > 4096) {
+      return kLongUnevenE4m3;
+    }
+    return kE4m3;
   }
   if (spec.dim_v > kMaxOwnDimV || spec.dim_qk > kMaxOwnDimV) return kWide;
   if (dim > 256) return k320;
@@ -469,8 +474,7 @@ std::vector<Variant> VariantsFor(const AttentionSpec& spec) {
   // Tiles of 64 rows read K and V so often that L2 is the bound; with few of them the lockstep of a
   // pair costs more.
   const bool shares_best = (dim > kMaxOwnDimV && spec.seqlen_q > 2048) ||
-                           ((dim > 192 || (dim >= 128 && even)) && spec.seqlen_q > 8192) ||
-                           (dim == 128 && even && long_rows && StagedTerms(spec, 1) > 0);
+                           ((dim > 192 || (dim >= 128 && even)) && spec.seqlen_q > 8192);
   const bool can_share = spec.page_size == 0 && !IsE4m3(spec);
   if (shares_best && can_share) variants.push_back(shared_keys);
   const bool turns_share_best =

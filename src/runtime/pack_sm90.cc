@@ -22,18 +22,28 @@ constexpr int64_t kBoxBytes = 128;
 // boards, as FlashAttention-3 has it.
 constexpr int64_t kSectionBytes = int64_t{32} << 20;
 
-// Heads whose tiles are walked together, longest first, or 0 for pairs. Without a causal mask tiles
-// are equally long, and one head after the other is best for L2. Blocks that walk series of tiles
-// need equal shares: of one section with all heads where their K and V fit L2, else of pairs.
-int64_t SectionHeads(const plan::KernelPlan& plan, const AttentionSpec& spec,
+// The order of tiles, as abi::FwdSm90Args has it.
+struct TileOrder {
+  int64_t section_heads;
+  int64_t paired_heads = 0;
+};
+
+// Without a causal mask tiles are equally long, and one head after the other is best for L2; but
+// batches that have one bias read it side by side. Blocks that walk series of tiles need equal
+// shares: of one section with all heads where their K and V fit L2, else of pairs and of a section
+// that does.
+TileOrder OrderTiles(const plan::KernelPlan& plan, const AttentionSpec& spec,
                      const AttentionArgs& args, int64_t heads) {
-  if (spec::EffectiveWindowRight(spec) < 0) return 1;
   const int64_t group = spec::GroupSize(spec);
   const int64_t bytes_per_kv_head = std::max<int64_t>(args.seqlen_kv, 1) *
                                     (spec.dim_qk + spec.dim_v) * spec::ElementBytes(spec.type);
   const int64_t kv_heads = std::max<int64_t>(kSectionBytes / bytes_per_kv_head, 1);
-  if (plan.max_grid != 0 && kv_heads * group < heads) return 0;
-  return std::clamp<int64_t>(kv_heads * group, 1, std::max<int64_t>(heads, 1));
+  if (spec::EffectiveWindowRight(spec) < 0) {
+    const bool shares_bias = plan.staged_terms > 0 && spec.bias[0].batch == 1;
+    return {shares_bias ? std::clamp<int64_t>(args.batch, 1, kv_heads) : 1};
+  }
+  if (plan.max_grid != 0 && kv_heads * group < heads) return {0, heads - kv_heads * group};
+  return {std::clamp<int64_t>(kv_heads * group, 1, std::max<int64_t>(heads, 1))};
 }
 
 device::TensorMapRequest::Element ElementOf(ElementType type) {
@@ -188,7 +198,9 @@ absl::Status PackFwd(const device::DriverApi& api, const plan::KernelPlan& plan,
   out.row_tiles = static_cast<uint32_t>(row_tiles);
   out.tiles = static_cast<uint32_t>(tiles);
   out.heads = static_cast<uint32_t>(heads);
-  out.section_heads = static_cast<uint32_t>(SectionHeads(plan, spec, args, heads / parts) * parts);
+  const TileOrder order = OrderTiles(plan, spec, args, heads / parts);
+  out.section_heads = static_cast<uint32_t>(order.section_heads * parts);
+  out.paired_heads = static_cast<uint32_t>(order.paired_heads * parts);
   bool biases = true;
   for (const emit::ParamSlot& slot : layout.slots) {
     if (slot.kind != emit::ParamSlotKind::kBiasMap) continue;

@@ -84,10 +84,11 @@ TEST_F(PackSm90Test, ACausalSectionHasTheHeadsWhoseKeysFitL2) {
   Use("fwd bf16 b=2 h=16/4 s=65536 d=64 causal");
   ASSERT_TRUE(Pack().ok());
   EXPECT_EQ(packed_.section_heads, 8u);
-  // Blocks that walk series of tiles take them in pairs there.
+  // Blocks that walk series of tiles take those of the other heads in pairs there.
   plan_.max_grid = 132;
   ASSERT_TRUE(Pack().ok());
   EXPECT_EQ(packed_.section_heads, 0u);
+  EXPECT_EQ(packed_.paired_heads, 24u);
   // All of them where they are short.
   Use("fwd bf16 b=2 h=16/4 s=128 d=64 causal");
   ASSERT_TRUE(Pack().ok());
