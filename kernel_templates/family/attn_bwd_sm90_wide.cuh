@@ -3,39 +3,43 @@
 // attn_bwd_finish after it.
 //
 // Algorithm That of attn_bwd_sm90. A thread could not hold the sums of dK and dV of 64 keys, so the
-// two
-//           warpgroups have the same 64 keys and different work:
+//           two warpgroups have the same 64 keys and different work:
 //             weights     S = K Q^T,   P = exp2(S - lse),     dV += P dO
 //             gradients   dP = V dO^T, dS = P (dP - delta),   dK += dS Q
-//           and each half of the columns of dQ = dS^T K, in pieces of 64. P and dS pass through
-//           shared memory, P rounded as it is for dV, in the order of threads, which are the same
-//           on both sides. dQ is added to memory from registers (mma/dq_sums.cuh).
+//           P and dS pass through shared memory, P rounded as it is for dV, in the order of
+//           threads, which are the same on both sides.
+// Pairs     What limits wide heads is what L2 takes: additions to dQ and reads of Q and dO, one
+//           after the other. Two blocks, a cluster, have neighbouring keys, walk over the same rows
+//           and give each other what they have of both: each loads half of the panels of Q and dO
+//           for both, and copies its dS to the other. So a block makes half of the columns of
+//           dQ = dS^T K, of the keys of both, for which it also has these columns of the other's K.
+//           A warpgroup makes 64 columns and adds them from registers (mma/dq_sums.cuh).
 // Order     A warpgroup makes P or dS of step i, and then issues
-//             dV or dK of step i | a piece of dQ of step i - 1 | S or dP of step i + 1
-//           and the other piece of dQ when it has added this one, so that products are under way
-//           while it makes P or dS and adds. Step -1 is of no rows, and the last step makes its own
-//           S again.
-// Clusters  With kCluster 2 two blocks have neighbouring keys, walk over the same rows and load
-// half
-//           of the panels of Q and dO each, for both: L2 takes additions and reads one after the
-//           other, and is what limits wide heads. A step that sees none of a block's keys adds
-//           nothing.
+//             dV or dK of step i | S or dP of step i + 1 | dQ of step i or, with kDsStages 2, i - 1
+//           dQ is made while the weights of the next step are, and added while that one's dV and dK
+//           are. The last step makes its own S again.
 // Warps     Warpgroup 0 loads, see mma/bwd_key_tiles.cuh. Warpgroup 1 makes weights, 2 gradients.
 // Barriers  kv_full, rows_full[s]  as in attn_bwd_sm90
-//           rows_empty[s]  likewise, of all blocks of the cluster
-//           p_full    a warp of the weights each, when it has written its part of P
-//           ds_full   a warp of the gradients each, when it has written its part of dS
-//           ds_empty  a computing warp each, after dQ
-//           named 1   the computing warpgroups, when all have read K and V
-//           named 2 + w  warpgroup w of them, around its gradient in shared memory
-//           P of the next step is written after ds_full, so P has been read by then.
+//           rows_empty[s]   likewise, of both blocks
+//           p_full          a warp of the weights each, when it has written its part of P
+//           ds_full[d]      a warp of the gradients each, when it has written its part of dS
+//           ds_empty        a computing warp each, after dQ
+//           other_ready     a warp of the other block's gradients each, when the place of its copy
+//                           of this block's dS is free: after dQ and, where P lies there, when it
+//                           has read P. What dQ was made of has been copied, so dS may be written.
+//           other_ds_full[d]  a warp of the gradients each, and the bytes of the other block's dS
+//           named 1         the computing warpgroups, when all have read K and V
+//           named 2 + w     warpgroup w of them, around its gradient in shared memory
 // dQ turns  kDeterministic: as in attn_bwd_sm90; a warp counts itself in the next step, when its
 //           additions have long been made.
-// Masks     By selection of P and dS. A NaN of a masked key stays within its tile.
-// Shared    k, v   [panel][64][64]           rows of 128 bytes, 128-byte swizzle, panels of 64
-//           q, d_o [kStages][panel][64][64]  columns; columns beyond the dim are zeros
-//           ds     [2][64][64]               a row a key
-//           p      [4][thread][4]            packed weights
+// Masks     By selection of P and dS, also of rows that see the other block's keys only. A NaN of a
+//           masked key stays within its tile.
+// Shared    k, v     [panel][64][64]           rows of 128 bytes, 128-byte swizzle, panels of 64
+//           other_k  [1 or 2][64][64]          columns; columns beyond the dim are zeros
+//           q, d_o   [kStages][panel][64][64]
+//           ds       [kDsStages][64][64]       a row a key
+//           other_ds [kDsStages][64][64]       the other block's. P, [4][thread][4] packed, lies
+//                                              behind them or, if there is one place, in it
 //           lse (log2), delta  [2][64], in the order of LaneRows
 //           dK and dV in the end over k and v
 #ifndef TILEWRIGHT_FAMILY_ATTN_BWD_SM90_WIDE_CUH_
@@ -60,6 +64,7 @@
 #include "policy/score_chain.cuh"
 #include "policy/sink.cuh"
 #include "ptx/cluster.cuh"
+#include "ptx/cluster_copy.cuh"
 #include "ptx/global_memory.cuh"
 #include "ptx/griddep.cuh"
 #include "ptx/mbarrier.cuh"
@@ -74,7 +79,7 @@ namespace bwd_sm90 {
 
 inline constexpr int kConsumersBarrier = 1;
 inline constexpr int kFirstStoreBarrier = 2;
-inline constexpr int kDsStages = 2;
+inline constexpr int kPair = 2;  // blocks
 
 template <class Config>
 struct Shape {
@@ -89,6 +94,14 @@ struct Shape {
   static constexpr int kBytesDo = kPanelsV * Config::kBlockM * kRowBytes;
   static constexpr int kPairs = Config::kBlockM / 2;  // of a thread in a step
   static constexpr int kPackedPairs = kPairs / 2;
+  // Of dQ's columns a block makes every other panel, a warpgroup one.
+  static constexpr int kPieces = kPanelsQk > kPair ? 2 : 1;
+  // dS has two places, and P one of its own, where there is room: dQ of a step is then made in the
+  // next one, and nobody waits for the other block's dS.
+  static constexpr int kTilePanels = (1 + Config::kStages) * (kPanelsQk + kPanelsV) + kPieces;
+  static constexpr int kMostPanels = 28;
+  static constexpr int kDsStages = kTilePanels + 5 <= kMostPanels ? 2 : 1;
+  static constexpr bool kOwnP = kDsStages > 1;
   static constexpr int kPieceTiles = kPanelColumns / 8;  // of 8 columns, in a piece of dQ
   static constexpr int kQkTiles = Config::kHeadDimQk / 8;
   static constexpr int kFloatsOfFragment = 128;
@@ -107,17 +120,24 @@ struct alignas(1024) SharedStorage {
   u16 v[Shape<Config>::kPanelsV][Config::kBlockN][kPanelColumns];
   u16 q[Config::kStages][Shape<Config>::kPanelsQk][Config::kBlockM][kPanelColumns];
   u16 d_o[Config::kStages][Shape<Config>::kPanelsV][Config::kBlockM][kPanelColumns];
-  u16 ds[kDsStages][1][Config::kBlockN][kPanelColumns];
-  alignas(16) u32 p[Shape<Config>::kPackedPairs / 4][kWarpgroup][4];
+  u16 other_k[Shape<Config>::kPieces][Config::kBlockN][kPanelColumns];
+  u16 ds[Shape<Config>::kDsStages][1][Config::kBlockN][kPanelColumns];
+  // P in the last of them.
+  u16 other_ds[Shape<Config>::kDsStages + (Shape<Config>::kOwnP ? 1 : 0)][Config::kBlockN]
+              [kPanelColumns];
   alignas(16) float lse[kStatsStages][Config::kBlockM];
   alignas(16) float delta[kStatsStages][Config::kBlockM];
   KeyTile tile;
+  KeyTile other_tile;
+  i32 number;  // deterministic: of the pair's tiles
   alignas(8) u64 kv_full;
   u64 rows_full[Config::kStages];
   u64 rows_empty[Config::kStages];
   u64 p_full;
-  u64 ds_full;
+  u64 ds_full[Shape<Config>::kDsStages];
   u64 ds_empty;
+  u64 other_ready;
+  u64 other_ds_full[Shape<Config>::kDsStages];
 };
 
 // kMakesWeights: the warpgroup of P and dV, otherwise that of dS and dK.
@@ -141,27 +161,42 @@ struct Consumer : ConsumerBase<Config, Params> {
 
   static constexpr int kColumns = kMakesWeights ? Config::kHeadDimV : Config::kHeadDimQk;
   static constexpr int kSums = kColumns / 2;
-  static constexpr int kFirstPiece = kMakesWeights ? 0 : (S::kPanelsQk + 1) / 2;
-  static constexpr int kPieces = kMakesWeights ? (S::kPanelsQk + 1) / 2 : S::kPanelsQk / 2;
+  static constexpr int kPiece = kMakesWeights ? 0 : 1;
+  static constexpr bool kHasPiece = kPiece < S::kPieces;
 
   Ring<Config::kStages> rows;
   u32 step = 0;
+  const u32 rank;               // of the block in its pair
   float sums[kSums];            // of dV or dK
   float pairs[S::kPairs];       // S or dP
   u32 packed[S::kPackedPairs];  // P or dS
+  float dq[4 * S::kPieceTiles];
 
   __device__ __forceinline__ Consumer(SharedStorage<Config>& shared, const Params& params)
-      : Base(shared, params) {}
+      : Base(shared, params), rank(RankInCluster<Config>()) {}
 
-  // Tells the loaders of all blocks of the cluster that this warp has read the rows in `stage`.
+  // Of dQ's columns; there may be none of the number in the second block.
+  __device__ __forceinline__ int Panel() const { return static_cast<int>(rank) + kPair * kPiece; }
+  // P: packed, [4][thread][4].
+  __device__ __forceinline__ Words<16>& WeightsAt(int n) const {
+    constexpr int kLast = sizeof(shared.other_ds) / sizeof(shared.other_ds[0]) - 1;
+    return reinterpret_cast<Words<16>*>(&shared.other_ds[kLast])[n * kWarpgroup + thread];
+  }
+  // Until dS of step number `n` is there, this block's and the other one's.
+  __device__ __forceinline__ void WaitForDs(u32 n) const {
+    Wait(shared.ds_full[n % S::kDsStages], n / S::kDsStages % 2);
+  }
+  __device__ __forceinline__ void WaitForOtherDs(u32 n) const {
+    Wait(shared.other_ds_full[n % S::kDsStages], n / S::kDsStages % 2);
+  }
+  // An address of this block in the other one.
+  __device__ __forceinline__ u32 OfOther(u32 address) const { return ptx::mapa(address, rank ^ 1); }
+
+  // Tells the loaders of both blocks that this warp has read the rows in `stage`.
   __device__ __forceinline__ void ReleaseRows(int stage) const {
-    if constexpr (Config::kCluster == 1) {
-      WarpArrives(shared.rows_empty[stage]);
-    } else {
-      __syncwarp();
-      const u32 empty = ptx::SharedAddress(&shared.rows_empty[stage]);
-      if (lane() < Config::kCluster) ptx::mbarrier_arrive_cluster(ptx::mapa(empty, lane()));
-    }
+    __syncwarp();
+    const u32 empty = ptx::SharedAddress(&shared.rows_empty[stage]);
+    if (lane() < kPair) ptx::mbarrier_arrive_cluster(ptx::mapa(empty, lane()));
   }
 
   // S or dP of the rows in `stage`.
@@ -174,7 +209,7 @@ struct Consumer : ConsumerBase<Config, Params> {
     ptx::wgmma_commit_group();
   }
 
-  // P of this step, from S; for dV, and for the other warpgroup.
+  // P of this step, from S.
   __device__ __forceinline__ void MakeWeights(const Stats& lse, int q_begin, bool full) {
     if (full) {
       this->template Weights<true>(pairs, lse, q_begin);
@@ -185,20 +220,47 @@ struct Consumer : ConsumerBase<Config, Params> {
     for (int n = 0; n < S::kPackedPairs; ++n) {
       packed[n] = ptx::cvt_rn_x2_f32(pairs[2 * n + 1], pairs[2 * n], Element{});
     }
+  }
+  // Hands it to the other warpgroup, once that has read the last one.
+  __device__ __forceinline__ void PassWeights() const {
+    if constexpr (S::kOwnP) {
+      if (step > 0) WaitForDs(step - 1);
+    } else {
+      Wait(shared.ds_empty, step % 2);  // it lies where dS of the other block was read
+    }
 #pragma unroll
     for (int n = 0; n < S::kPackedPairs / 4; ++n) {
-      *reinterpret_cast<Words<16>*>(&shared.p[n][thread]) = {
-          {packed[4 * n], packed[4 * n + 1], packed[4 * n + 2], packed[4 * n + 3]}};
+      WeightsAt(n) = {{packed[4 * n], packed[4 * n + 1], packed[4 * n + 2], packed[4 * n + 3]}};
     }
     WarpArrives(shared.p_full);
   }
 
-  // dS of this step, from dP and the other warpgroup's P; for dK, and in shared memory for dQ.
+  // Tells the other block that the place of the next copy of its dS is free, `read` what was read
+  // there last.
+  __device__ __forceinline__ void AskForDs(u32 read) const {
+    __syncwarp();
+    if (lane() == 0) {
+      ptx::mbarrier_arrive_cluster_behind(OfOther(ptx::SharedAddress(&shared.other_ready)), read);
+    }
+  }
+
+  // dS of this step, from dP and the other warpgroup's P.
   __device__ __forceinline__ void MakeGradients(const Stats& deltas, bool full) {
+    if constexpr (S::kOwnP) {
+      Wait(shared.ds_empty, step % 2);
+      AskForDs(/*read=*/0);
+    }
     Wait(shared.p_full, step % 2);
+    Words<16> weights[S::kPackedPairs / 4];
+    u32 read = 0;
 #pragma unroll
     for (int n = 0; n < S::kPackedPairs / 4; ++n) {
-      const auto weights = *reinterpret_cast<const Words<16>*>(&shared.p[n][thread]);
+      weights[n] = WeightsAt(n);
+      read |= weights[n].word[0];
+    }
+    if constexpr (!S::kOwnP) AskForDs(read);
+#pragma unroll
+    for (int n = 0; n < S::kPackedPairs / 4; ++n) {
       const LaneRows<S::kLaneRows> delta = deltas[n];
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) {
@@ -207,7 +269,7 @@ struct Consumer : ConsumerBase<Config, Params> {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           const auto weight =
-              static_cast<float>(Element{static_cast<u16>(weights.word[pair] >> 16 * c)});
+              static_cast<float>(Element{static_cast<u16>(weights[n].word[pair] >> 16 * c)});
           gradient[c] = weight * (pairs[2 * at + c] - delta.value[pair / 2 * 2 + c]);
           // The dO * V of a masked key may be anything.
           if (!full && weight == 0) gradient[c] = 0;
@@ -215,18 +277,41 @@ struct Consumer : ConsumerBase<Config, Params> {
         packed[at] = ptx::cvt_rn_x2_f32(gradient[1], gradient[0], Element{});
       }
     }
-    // All products that read what lies there.
-    if (step > 0) Wait(shared.ds_empty, (step - 1) % 2);
-    this->template StoreRows<Config::kBlockM / 8>(shared.ds[step % kDsStages], packed);
+  }
+  // Puts it where products of both blocks find it. A warp's keys are contiguous there.
+  __device__ __forceinline__ void PassGradients() const {
+    Wait(shared.other_ready, step % 2);
+    const u32 place = step % S::kDsStages;
+    this->template StoreRows<Config::kBlockM / 8>(shared.ds[place], packed);
     ptx::fence_proxy_async_shared();
-    WarpArrives(shared.ds_full);
+    __syncwarp();
+    if (lane() == 0) {
+      constexpr int kWarpKeys = kWarpgroupKeys / 4;
+      constexpr u32 kBytes = kWarpKeys * kRowBytes;
+      const int first = static_cast<int>(ptx::Opaque(thread)) / 32 * kWarpKeys;
+      const u32 full = ptx::SharedAddress(&shared.other_ds_full[place]);
+      Arrive(shared.ds_full[place]);
+      ptx::mbarrier_arrive_expect_tx(full, kBytes);
+      ptx::cp_async_bulk_to_cluster(OfOther(ptx::SharedAddress(&shared.other_ds[place][first])),
+                                    ptx::SharedAddress(&shared.ds[place][0][first]), kBytes,
+                                    OfOther(full));
+    }
   }
 
-  // A piece of dQ of step `n`.
-  __device__ __forceinline__ void IssuePiece(float (&dq)[4 * S::kPieceTiles], u32 n,
-                                             int piece) const {
-    Wgmma::Dq(dq, Descriptor(shared.ds[n % kDsStages], Config::kBlockN),
-              Descriptor(&shared.k[kFirstPiece + piece], Config::kBlockN));
+  // This warpgroup's columns of dQ of step number `n`, of which step -1 is none.
+  __device__ __forceinline__ void IssueDq(u32 n) {
+    const bool exists = Panel() < S::kPanelsQk;
+    // What lies in the place of what does not exist is added nowhere.
+    const u64 own_k = Descriptor(&shared.k[exists ? Panel() : 0], Config::kBlockN);
+    const u64 other_k = exists ? Descriptor(&shared.other_k[kPiece], Config::kBlockN) : own_k;
+    const bool none = S::kDsStages > 1 && n + 1 == 0;
+    const u32 place = n % S::kDsStages;
+    if (!none) WaitForDs(n);
+    ptx::wgmma_fence();
+    Wgmma::Dq(dq, none ? own_k : Descriptor(shared.ds[place], Config::kBlockN), own_k, /*adds=*/0);
+    if (!none) WaitForOtherDs(n);
+    Wgmma::Dq(dq, none ? own_k : Descriptor(&shared.other_ds[place], Config::kBlockN), other_k,
+              /*adds=*/1);
     ptx::wgmma_commit_group();
   }
 
@@ -247,97 +332,86 @@ struct Consumer : ConsumerBase<Config, Params> {
     if (target.tile >= 0 && lane() == 0) ptx::red_release_gpu_add_s32(CounterOf(target), 1);
   }
 
-  // Adds a piece of dQ to the sums of `tile`.
-  __device__ __forceinline__ void AddPiece(const float (&dq)[4 * S::kPieceTiles], int piece,
-                                           int tile) const {
-    if (tile < 0) return;
-    const int first = (kFirstPiece + piece) * S::kPieceTiles;
+  // Adds dQ to the sums of `tile`.
+  __device__ __forceinline__ void AddDq(int tile) const {
+    if (tile < 0 || Panel() >= S::kPanelsQk) return;
+    const int first = Panel() * S::kPieceTiles;
     float* const fragments = params.gradients.dq_sums + i64{tile} * S::kFloatsOfDqTile +
                              (thread / 32 * S::kQkTiles + first) * S::kFloatsOfFragment;
 #pragma unroll
     for (int t = 0; t < S::kPieceTiles; ++t) {
-      if (first + t >= S::kQkTiles) break;
+      if (S::kQkTiles % S::kPieceTiles != 0 && first + t >= S::kQkTiles) break;
       const float value[4] = {dq[4 * t], dq[4 * t + 1], dq[4 * t + 2], dq[4 * t + 3]};
       AddFragment(fragments + t * S::kFloatsOfFragment, value);
     }
   }
 
-  // The remaining pieces of dQ of step `n`, the first of which has arrived in `dq`.
-  __device__ __forceinline__ void AddPieces(float (&dq)[4 * S::kPieceTiles], u32 n,
-                                            const DqTarget& target) const {
-    ptx::AccumulatorsReady(dq);
-    AddPiece(dq, 0, target.tile);
-    if constexpr (kPieces > 1) {
-      ptx::wgmma_fence();
-      IssuePiece(dq, n, 1);
-      ptx::wgmma_wait_group<0>();
-      ptx::AccumulatorsReady(dq);
-      AddPiece(dq, 1, target.tile);
-    }
+  // Waits for dQ that the step before has issued.
+  __device__ __forceinline__ void EndDq() {
+    ptx::wgmma_wait_group<0>();
+    if constexpr (kHasPiece) ptx::AccumulatorsReady(dq);
+    WarpArrives(shared.ds_empty);
   }
 
-  // One step, whose S or dP has arrived; `before`: where dQ of the last two steps goes. No product
-  // may stand under a condition, which would cost ptxas the pipeline (C7515).
+  // dQ of a step is added so many steps later.
+  static constexpr int kAddedLater = S::kDsStages;
+
+  // One step, whose S or dP has arrived, while the last dQ is under way. `before`: where dQ goes of
+  // the step that is added in this one, of the step before that, and of those after. No product may
+  // stand under a condition, which would cost ptxas the pipeline (C7515).
   __device__ __forceinline__ void Step(int q_begin, bool full, bool last,
-                                       const DqTarget (&before)[2]) {
+                                       const DqTarget (&before)[kAddedLater + 1]) {
     const int stage = rows.stage;
     i32 counted = 0;
     if constexpr (Config::kDeterministic) {
       if (before[1].tile >= 0) counted = ptx::ld_relaxed_gpu_s32(CounterOf(before[1]));
     }
     const Stats stats = this->StatsOf(kMakesWeights ? shared.lse : shared.delta, step);
-    // Of the step before: P has been read, and dS is there.
-    if (step > 0) Wait(shared.ds_full, (step - 1) % 2);
     if constexpr (kMakesWeights) {
       MakeWeights(stats, q_begin, full);
+      EndDq();
+      PassWeights();
       ptx::wgmma_fence();
       Wgmma::Dv(sums, packed, RowsOf(shared.d_o[stage]), /*adds=*/1);
     } else {
+      EndDq();
       MakeGradients(stats, full);
+      PassGradients();
       ptx::wgmma_fence();
       Wgmma::Dk(sums, packed, RowsOf(shared.q[stage]), /*adds=*/1);
     }
     ptx::wgmma_commit_group();
-    float dq[4 * S::kPieceTiles];
-    if constexpr (kPieces > 0) IssuePiece(dq, step - 1, 0);
     rows.Advance();
     if (!last) Wait(shared.rows_full[rows.stage], rows.parity);
     ptx::wgmma_fence();
     IssuePairs(last ? stage : rows.stage);
-    ptx::wgmma_wait_group<1>();
-    ReleaseRows(stage);
     if constexpr (Config::kDeterministic) {
       EndDqTurn(before[0]);
       if (before[1].tile >= 0) WaitDqTurn(before[1], counted);
     }
-    if constexpr (kPieces > 0) AddPieces(dq, step - 1, before[1]);
-    ptx::wgmma_wait_group<0>();
-    ptx::AccumulatorsReady(pairs);
-    WarpArrives(shared.ds_empty);
-    ++step;
-  }
-
-  // Zeros for dQ of step -1.
-  __device__ __forceinline__ void ClearFirstOperand() const {
-    auto* words = reinterpret_cast<Words<16>*>(&shared.ds[kDsStages - 1]);
-    for (int n = warpgroup * kWarpgroup + thread;
-         n < static_cast<int>(sizeof(shared.ds[0]) / sizeof(*words)); n += S::kConsumerThreads) {
-      words[n] = {{0, 0, 0, 0}};
+    if constexpr (kHasPiece) AddDq(before[1].tile);
+    ptx::wgmma_wait_group<1>();
+    ReleaseRows(stage);
+    if constexpr (kHasPiece) {
+      IssueDq(step - (S::kDsStages - 1));
+      ptx::wgmma_wait_group<1>();
+    } else {
+      ptx::wgmma_wait_group<0>();
     }
-    ptx::fence_proxy_async_shared();
-    ptx::bar_sync(kConsumersBarrier, S::kConsumerThreads);
+    ptx::AccumulatorsReady(pairs);
+    ++step;
   }
 
   __device__ __forceinline__ void Steps(const KeyTile& tile) {
     this->FindRows(tile);
-    ClearFirstOperand();
-    Wait(shared.kv_full, 0);
     Wait(shared.rows_full[0], 0);
     ptx::wgmma_fence();
     IssuePairs(0);
     ptx::wgmma_wait_group<0>();
     ptx::AccumulatorsReady(pairs);
-    DqTarget before[2];
+#pragma unroll
+    for (float& sum : dq) sum = 0;
+    DqTarget before[kAddedLater + 1];
 #pragma unroll 1
     for (int g = 0; g < Config::kGroup; ++g) {
       Problem problem = ProblemOf<Config>(tile, params);
@@ -347,26 +421,34 @@ struct Consumer : ConsumerBase<Config, Params> {
       for (int m = tile.begin; m < tile.end; ++m) {
         Step(m * Config::kBlockM, m >= tile.full_begin && m < tile.full_end,
              g == Config::kGroup - 1 && m == tile.end - 1, before);
-        before[0] = before[1];
-        before[1].tile = m >= tile.own_begin && m < tile.own_end ? first + m : -1;
+#pragma unroll
+        for (int n = 0; n < kAddedLater; ++n) before[n] = before[n + 1];
+        before[kAddedLater].tile = first + m;
         if constexpr (Config::kDeterministic) {
-          before[1].warps_before = this->WarpsBefore(problem, m, tile.kv_begin);
+          before[kAddedLater].warps_before = this->WarpsBefore(problem, m, tile.kv_begin);
         }
       }
     }
-    Wait(shared.ds_full, (step - 1) % 2);
+    ptx::wgmma_wait_group<0>();
+    AddRest(before[0], before[1]);
+    if constexpr (S::kDsStages > 1) {
+      if constexpr (kHasPiece) {
+        IssueDq(step - 1);
+        ptx::wgmma_wait_group<0>();
+      }
+      AddRest(before[1], before[2]);
+    }
+    if constexpr (Config::kDeterministic) EndDqTurn(before[kAddedLater]);
+  }
+
+  // dQ to `target`, after the additions to `before`.
+  __device__ __forceinline__ void AddRest(const DqTarget& before, const DqTarget& target) {
+    if constexpr (kHasPiece) ptx::AccumulatorsReady(dq);
     if constexpr (Config::kDeterministic) {
-      EndDqTurn(before[0]);
-      WaitDqTurn(before[1], /*counted=*/0);
+      EndDqTurn(before);
+      if (target.tile >= 0) WaitDqTurn(target, /*counted=*/0);
     }
-    if constexpr (kPieces > 0) {
-      float dq[4 * S::kPieceTiles];
-      ptx::wgmma_fence();
-      IssuePiece(dq, step - 1, 0);
-      ptx::wgmma_wait_group<0>();
-      AddPieces(dq, step - 1, before[1]);
-    }
-    if constexpr (Config::kDeterministic) EndDqTurn(before[1]);
+    if constexpr (kHasPiece) AddDq(target.tile);
   }
 
   // dV or dK of the tile, from the sums.
@@ -403,6 +485,7 @@ struct Consumer : ConsumerBase<Config, Params> {
   __device__ __forceinline__ void ComputeTile(const KeyTile& tile) {
 #pragma unroll
     for (int n = 0; n < kSums; ++n) sums[n] = 0;
+    Wait(shared.kv_full, 0);
     if (tile.HasSteps()) {
       Steps(tile);
       ptx::AccumulatorsReady(sums);
@@ -411,20 +494,164 @@ struct Consumer : ConsumerBase<Config, Params> {
   }
 };
 
+// ---- the loading warpgroup
+
+template <class Config, class Params>
+struct PairLoader : Loader<Config, Params> {
+  using Base = Loader<Config, Params>;
+  using Base::params;
+  using Base::ring;
+  using Base::shared;
+  using S = Shape<Config>;
+
+  // Where the other block's keys begin.
+  __device__ __forceinline__ static int OtherKeys(const KeyTile& tile) {
+    return tile.kv_begin + (RankInCluster<Config>() == 0 ? Config::kBlockN : -Config::kBlockN);
+  }
+  // The first of this block's panels of dQ's columns; the next is kPair further.
+  __device__ __forceinline__ static int FirstPanel() {
+    return static_cast<int>(RankInCluster<Config>());
+  }
+
+  // By one thread.
+  __device__ __forceinline__ void LoadKeysByMap(const KeyTile& tile) const {
+    const u64& full = shared.kv_full;
+    if ((params.sm90.by_threads & abi::kKvByThreads) != 0) return Arrive(full);
+    const int others = (S::kPanelsQk - FirstPanel() + kPair - 1) / kPair;
+    constexpr int kBytesOfPanel = Config::kBlockN * kRowBytes;
+    ptx::mbarrier_arrive_expect_tx(ptx::SharedAddress(&full),
+                                   S::kBytesK + S::kBytesV + others * kBytesOfPanel);
+    Base::template LoadPanels<S::kPanelsQk>(shared.k, &params.sm90.k, full, tile.kv_begin,
+                                            tile.head_kv, tile.batch);
+    Base::template LoadPanels<S::kPanelsV>(shared.v, &params.sm90.v, full, tile.kv_begin,
+                                           tile.head_kv, tile.batch);
+#pragma unroll 1
+    for (int n = 0; n < others; ++n) {
+      ptx::cp_async_bulk_tensor_4d_load(
+          ptx::SharedAddress(&shared.other_k[n]), &params.sm90.k, ptx::SharedAddress(&full),
+          (FirstPanel() + kPair * n) * kPanelColumns, OtherKeys(tile), tile.head_kv, tile.batch);
+    }
+  }
+
+  // By the copying warps.
+  __device__ __forceinline__ void LoadKeysByThreads(const KeyTile& tile) const {
+    if ((params.sm90.by_threads & abi::kKvByThreads) != 0) {
+      const abi::AttnFwdParams& core = params.core;
+      const int valid = this->ExistingKeys(tile);
+      CopyTile<S::kCopyThreads, Config::kHeadDimQk, S::kPanelsQk>(
+          shared.k, Base::RowsOf(core.k, core.k_strides, tile.batch, tile.head_kv, tile.kv_begin),
+          core.k_strides.seq, valid);
+      CopyTile<S::kCopyThreads, Config::kHeadDimV, S::kPanelsV>(
+          shared.v, Base::RowsOf(core.v, core.v_strides, tile.batch, tile.head_kv, tile.kv_begin),
+          core.v_strides.seq, valid);
+      CopyOtherKeys(tile);
+    }
+    WarpArrives(shared.kv_full);
+  }
+  __device__ __forceinline__ void CopyOtherKeys(const KeyTile& tile) const {
+    const abi::AttnFwdParams& core = params.core;
+    const int valid =
+        static_cast<int>(Min(SeqlenKv<Config>(params) - OtherKeys(tile), i64{Config::kBlockN}));
+    const auto* const first = static_cast<const u16*>(
+        Base::RowsOf(core.k, core.k_strides, tile.batch, tile.head_kv, OtherKeys(tile)));
+#pragma unroll 1
+    for (int n = 0; n < S::kPieces; ++n) {
+      const int panel = FirstPanel() + kPair * n;
+      if (panel >= S::kPanelsQk) break;
+      constexpr int kLastColumns = Config::kHeadDimQk - (S::kPanelsQk - 1) * kPanelColumns;
+      if (panel == S::kPanelsQk - 1) {
+        CopyTile<S::kCopyThreads, kLastColumns, 1>(
+            &shared.other_k[n], first + panel * kPanelColumns, core.k_strides.seq, valid);
+      } else {
+        CopyTile<S::kCopyThreads, kPanelColumns, 1>(
+            &shared.other_k[n], first + panel * kPanelColumns, core.k_strides.seq, valid);
+      }
+    }
+  }
+
+  // Rows. kByMap: the part of thread 0, otherwise that of the copying warps.
+  template <bool kByMap>
+  __device__ __forceinline__ void LoadRows(const KeyTile& tile) {
+#pragma unroll 1
+    for (int g = 0; g < Config::kGroup; ++g) {
+#pragma unroll 1
+      for (int m = tile.begin; m < tile.end; ++m) {
+        const int h = tile.head_kv * Config::kGroup + g;
+        if constexpr (kByMap) {
+          this->LoadRowsByMap(tile, h, m);
+        } else {
+          this->LoadRowsByThreads(tile, h, m);
+        }
+        ring.Advance();
+      }
+    }
+  }
+};
+
+// The number of the pair's tiles: deterministic, no pair waits for one that has not begun.
+template <class Config, class Params>
+__device__ __forceinline__ u32 NumberOfPair(SharedStorage<Config>& shared, const Params& params) {
+  if constexpr (Config::kDeterministic) {
+    if (threadIdx.x == 0) shared.number = 0;
+    // A number is drawn from what attn_bwd_prep has cleared.
+    ptx::griddepcontrol_wait();
+    SyncCluster<Config>();
+    if (RankInCluster<Config>() == 0 && threadIdx.x < 32) {
+      const u32 number = DrawNumber<Config>(params);
+      const u32 address = ptx::SharedAddress(&shared.number);
+      if (threadIdx.x < kPair) {
+        ptx::red_max_cluster(ptx::mapa(address, threadIdx.x), static_cast<int>(number));
+      }
+    }
+    SyncCluster<Config>();
+    return static_cast<u32>(shared.number);
+  }
+  return blockIdx.x / kPair;
+}
+
 template <class Config, class Params>
 __device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared,
                                                  const Params& params) {
-  FindTileOfBlock<Config>(shared.tile, params);
-  if (threadIdx.x == 32) {
-    ptx::mbarrier_init(ptx::SharedAddress(&shared.kv_full), kLoadingWarps);
+  const u32 number = NumberOfPair<Config>(shared, params);
+  const u32 rank = RankInCluster<Config>();
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  // A warp each for what both blocks of the pair walk over, while one thread asks for the keys.
+  if (warp == 0 || warp == 2) {
+    KeyTile tile = FindKeys<Config>(number, warp == 0 ? rank : rank ^ 1, params);
+    FindRowsOfTile<Config>(tile, params);
+    if (threadIdx.x % 32 == 0) (warp == 0 ? shared.tile : shared.other_tile) = tile;
+  } else if (threadIdx.x == 32) {
+    const auto init = [](u64& barrier, u32 arrivals) {
+      ptx::mbarrier_init(ptx::SharedAddress(&barrier), arrivals);
+    };
+    constexpr int kWarps = kWarpgroup / 32;
+    init(shared.kv_full, kLoadingWarps);
     InitialiseRowBarriers<Config>(shared);
-    ptx::mbarrier_init(ptx::SharedAddress(&shared.p_full), kWarpgroup / 32);
-    ptx::mbarrier_init(ptx::SharedAddress(&shared.ds_full), kWarpgroup / 32);
-    ptx::mbarrier_init(ptx::SharedAddress(&shared.ds_empty), Shape<Config>::kConsumerWarps);
+    init(shared.p_full, kWarps);
+    init(shared.ds_empty, Shape<Config>::kConsumerWarps);
+    init(shared.other_ready, kWarps);
+    for (int place = 0; place < Shape<Config>::kDsStages; ++place) {
+      init(shared.ds_full[place], kWarps);
+      init(shared.other_ds_full[place], kWarps);
+    }
     ptx::fence_mbarrier_init();
+    ptx::griddepcontrol_wait();
+    const PairLoader<Config, Params> loader = {{shared, params}};
+    loader.LoadKeysByMap(FindKeys<Config>(number, rank, params));
   }
   ptx::griddepcontrol_wait();
-  if constexpr (Config::kCluster > 1) __syncthreads();  // shared.tile, within the block
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    KeyTile& tile = shared.tile;
+    const KeyTile& other = shared.other_tile;
+    if (!tile.HasSteps()) {
+      tile.begin = other.begin;
+      tile.end = other.end;
+    } else if (other.HasSteps()) {
+      tile.begin = min(tile.begin, other.begin);
+      tile.end = max(tile.end, other.end);
+    }
+  }
   SyncCluster<Config>();
 }
 
@@ -438,6 +665,7 @@ __device__ __forceinline__ void Run(const Params& params) {
   static_assert(Config::KvRows::kIsDense);
   static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0);
   static_assert(Config::kBlockM == kPanelColumns && Config::kBlockN == kWarpgroupKeys);
+  static_assert(Config::kCluster == kPair);
   extern __shared__ __align__(1024) u8 shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
   ptx::griddepcontrol_launch_dependents();
@@ -446,11 +674,12 @@ __device__ __forceinline__ void Run(const Params& params) {
   const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp < kLoadingWarps) {
     ptx::setmaxnreg_dec<Config::kLoaderRegisters>();
-    Loader<Config, Params> loader = {shared, params};
+    PairLoader<Config, Params> loader = {{shared, params}};
     if (warp > 0) {
-      loader.template LoadTile<false>(tile);
+      loader.LoadKeysByThreads(tile);
+      loader.template LoadRows<false>(tile);
     } else if (threadIdx.x == 0) {
-      loader.template LoadTile<true>(tile);
+      loader.template LoadRows<true>(tile);
     }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
@@ -461,7 +690,7 @@ __device__ __forceinline__ void Run(const Params& params) {
     }
   }
   // The other block may still load rows for this one and tell it what it has read.
-  if constexpr (Config::kCluster > 1) SyncCluster<Config>();
+  SyncCluster<Config>();
 }
 
 }  // namespace bwd_sm90

@@ -76,8 +76,10 @@ struct ConsumerBase {
   __device__ __forceinline__ i32 WarpsBefore(const Problem& problem, i64 m, int kv_begin) const {
     const i64 keys_end =
         KeysOfRows<Mask>(problem, RowsOfTile(problem, m, Config::kBlockM), params).end;
-    return static_cast<i32>(CeilDiv(keys_end, Config::kBlockN) - 1 - kv_begin / Config::kBlockN) *
-           S::kConsumerWarps;
+    // Of blocks that add together.
+    constexpr int kKeys = Config::kBlockN * Config::kCluster;
+    constexpr int kWarps = S::kConsumerWarps * Config::kCluster;
+    return static_cast<i32>(CeilDiv(keys_end, kKeys) - 1 - kv_begin / kKeys) * kWarps;
   }
 
   __device__ __forceinline__ static u64 Descriptor(const void* tile, int panel_rows) {

@@ -7,9 +7,7 @@
 //                  what no map describes; kLaneRows: statistics that a lane reads at a time, 2 or
 //                  4; kBeginsWithZeros: whether the last stage of rows holds what a step before the
 //                  first one reads
-//   SharedStorage  k, v, q, d_o, lse, delta, rows_full, rows_empty; where a block has one
-//   tile of
-//                  keys, also tile, kv_full
+//   SharedStorage  k, v, q, d_o, lse, delta, rows_full, rows_empty
 #ifndef TILEWRIGHT_MMA_BWD_KEY_TILES_CUH_
 #define TILEWRIGHT_MMA_BWD_KEY_TILES_CUH_
 
@@ -42,15 +40,14 @@ struct Shape;
 template <class Config>
 struct SharedStorage;
 
-// A block's keys, and the tiles of rows that see any of them or, in a cluster, of its blocks' keys.
+// A block's keys, and the tiles of rows that see any of them. The blocks of a cluster walk over
+// those that see any of their keys.
 struct KeyTile {
   int batch;
   int head_kv;
   int kv_begin;
   int begin;  // tiles of rows
   int end;
-  int own_begin;  // those that see keys of this block
-  int own_end;
   int full_begin;  // those whose rows all see all keys
   int full_end;
   __device__ __forceinline__ bool HasSteps() const { return begin < end; }
@@ -137,8 +134,8 @@ __device__ __forceinline__ void FindRowsOfTile(KeyTile& tile, const Params& para
   if (tile.kv_begin >= kv_end) return;
   const RowTiles rows =
       RowTilesOfKeys<Mask, SearchByWarp>(problem, tile.kv_begin, kv_end, Config::kBlockM, params);
-  tile.begin = tile.own_begin = static_cast<int>(rows.begin);
-  tile.end = tile.own_end = static_cast<int>(rows.end);
+  tile.begin = static_cast<int>(rows.begin);
+  tile.end = static_cast<int>(rows.end);
   if (tile.kv_begin + Config::kBlockN == kv_end) {
     const RowTiles full = FullRowTilesOfKeys<Mask, SearchByWarp>(problem, tile.kv_begin, kv_end,
                                                                  Config::kBlockM, rows, params);
@@ -147,10 +144,10 @@ __device__ __forceinline__ void FindRowsOfTile(KeyTile& tile, const Params& para
   }
 }
 
-// By all lanes of a warp. abi::BwdSm90Args says in what order tiles come; deterministic, the keys
-// of a head the other way. The blocks of a cluster have neighbours.
+// The keys of block `rank` of a cluster, which have neighbours. abi::BwdSm90Args says in what order
+// tiles come; deterministic, the keys of a head the other way.
 template <class Config, class Params>
-__device__ __forceinline__ KeyTile FindTile(u32 number, const Params& params) {
+__device__ __forceinline__ KeyTile FindKeys(u32 number, u32 rank, const Params& params) {
   const abi::BwdSm90Args& args = params.sm90;
   const u32 section = number / (args.section_heads * args.key_tiles);
   const u32 in_section = number - section * args.section_heads * args.key_tiles;
@@ -163,25 +160,15 @@ __device__ __forceinline__ KeyTile FindTile(u32 number, const Params& params) {
   tile.head_kv = static_cast<int>(head % heads_kv);
   const u32 n = in_section / heads;
   const u32 first = (Config::kDeterministic ? args.key_tiles - 1 - n : n) * Config::kCluster;
-  const u32 rank = RankInCluster<Config>();
   tile.kv_begin = static_cast<int>(first + rank) * Config::kBlockN;
-  if constexpr (Config::kCluster > 1) {
-    // Rows are loaded once for both.
-    static_assert(Config::kCluster == 2);
-    KeyTile other = tile;
-    other.kv_begin = static_cast<int>(first + (rank ^ 1)) * Config::kBlockN;
-    FindRowsOfTile<Config>(other, params);
-    FindRowsOfTile<Config>(tile, params);
-    if (!tile.HasSteps()) {
-      tile.begin = other.begin;
-      tile.end = other.end;
-    } else if (other.HasSteps()) {
-      tile.begin = min(tile.begin, other.begin);
-      tile.end = max(tile.end, other.end);
-    }
-  } else {
-    FindRowsOfTile<Config>(tile, params);
-  }
+  return tile;
+}
+
+// By all lanes of a warp.
+template <class Config, class Params>
+__device__ __forceinline__ KeyTile FindTile(u32 number, const Params& params) {
+  KeyTile tile = FindKeys<Config>(number, /*rank=*/0, params);
+  FindRowsOfTile<Config>(tile, params);
   return tile;
 }
 
@@ -197,19 +184,6 @@ __device__ __forceinline__ u32 DrawNumber(const Params& params) {
   i32 number = 0;
   if (threadIdx.x % 32 == 0) number = atomicAdd(WorkCounter<Config>(params), 1);
   return static_cast<u32>(__shfl_sync(kAllLanes, number, 0));
-}
-
-// shared.tile, by the first warp.
-template <class Config, class Params>
-__device__ __forceinline__ void FindTileOfBlock(KeyTile& shared_tile, const Params& params) {
-  // A number is drawn from what attn_bwd_prep has cleared.
-  if constexpr (Config::kDeterministic) ptx::griddepcontrol_wait();
-  if (threadIdx.x < 32) {
-    const KeyTile tile = FindTile<Config>(
-        Config::kDeterministic ? DrawNumber<Config>(params) : blockIdx.x / Config::kCluster,
-        params);
-    if (threadIdx.x == 0) shared_tile = tile;
-  }
 }
 
 // By one thread.
@@ -307,15 +281,6 @@ struct Loader {
 
   // ---- thread 0
 
-  __device__ __forceinline__ void LoadKeysByMap(const KeyTile& tile) {
-    if ((params.sm90.by_threads & abi::kKvByThreads) != 0) return Arrive(shared.kv_full);
-    ptx::mbarrier_arrive_expect_tx(ptx::SharedAddress(&shared.kv_full), S::kBytesK + S::kBytesV);
-    LoadPanels<S::kPanelsQk>(shared.k, &params.sm90.k, shared.kv_full, tile.kv_begin, tile.head_kv,
-                             tile.batch);
-    LoadPanels<S::kPanelsV>(shared.v, &params.sm90.v, shared.kv_full, tile.kv_begin, tile.head_kv,
-                            tile.batch);
-  }
-
   __device__ __forceinline__ void LoadRowsByMap(const KeyTile& tile, int h, int m) {
     const u64& full = shared.rows_full[ring.stage];
     WaitForSlot(ring);
@@ -331,20 +296,6 @@ struct Loader {
 
   __device__ __forceinline__ int ExistingKeys(const KeyTile& tile) const {
     return static_cast<int>(Min(SeqlenKv<Config>(params) - tile.kv_begin, i64{Config::kBlockN}));
-  }
-
-  __device__ __forceinline__ void LoadKeysByThreads(const KeyTile& tile) {
-    if ((params.sm90.by_threads & abi::kKvByThreads) != 0) {
-      const abi::AttnFwdParams& core = params.core;
-      const int valid = ExistingKeys(tile);
-      CopyTile<S::kCopyThreads, Config::kHeadDimQk, S::kPanelsQk>(
-          shared.k, RowsOf(core.k, core.k_strides, tile.batch, tile.head_kv, tile.kv_begin),
-          core.k_strides.seq, valid);
-      CopyTile<S::kCopyThreads, Config::kHeadDimV, S::kPanelsV>(
-          shared.v, RowsOf(core.v, core.v_strides, tile.batch, tile.head_kv, tile.kv_begin),
-          core.v_strides.seq, valid);
-    }
-    WarpArrives(shared.kv_full);
   }
 
   __device__ __forceinline__ void LoadRowsByThreads(const KeyTile& tile, int h, int m) {
@@ -386,30 +337,6 @@ struct Loader {
           gradients.d_o_strides.seq, valid);
     }
     WarpArrives(shared.rows_full[ring.stage]);
-  }
-
-  // kByMap: the part of thread 0, otherwise that of the copying warps.
-  template <bool kByMap>
-  __device__ __forceinline__ void LoadTile(const KeyTile& tile) {
-    if (!tile.HasSteps()) return;
-    if constexpr (kByMap) {
-      LoadKeysByMap(tile);
-    } else {
-      LoadKeysByThreads(tile);
-    }
-#pragma unroll 1
-    for (int g = 0; g < Config::kGroup; ++g) {
-#pragma unroll 1
-      for (int m = tile.begin; m < tile.end; ++m) {
-        const int h = tile.head_kv * Config::kGroup + g;
-        if constexpr (kByMap) {
-          LoadRowsByMap(tile, h, m);
-        } else {
-          LoadRowsByThreads(tile, h, m);
-        }
-        ring.Advance();
-      }
-    }
   }
 };
 

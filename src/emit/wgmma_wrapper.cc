@@ -292,7 +292,8 @@ std::vector<Product> BackwardProducts(const AttentionSpec& spec, const plan::Ker
            .steps = StepsOf(plan.block_n),
            .a = {"ds", Operand::kAlongRows},
            .b = {"k", Operand::kAlongRows},
-           .sum = Product::kReplaces}};
+           // A pair of blocks makes it of the keys of both.
+           .sum = plan.cluster > 1 ? Product::kAddsOnRequest : Product::kReplaces}};
 }
 
 std::vector<Product> ProductsOf(const AttentionSpec& spec, const plan::KernelPlan& plan) {

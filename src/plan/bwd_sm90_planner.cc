@@ -99,11 +99,15 @@ FamilyAnswer Refuse(const PlanRequest& request) {
 int64_t BwdSm90SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, int64_t dim_v) {
   const int64_t panels = CeilDiv(dim_qk, kPanelColumns) + CeilDiv(dim_v, kPanelColumns);
   if (block_n == kWideTile) {
-    // K and V, Q and dO, dS; and P, statistics, the tile, barriers.
-    const int64_t panel_rows =
-        block_n * panels + stages * int64_t{block_m} * panels + int64_t{kDsStages} * block_n;
-    const int64_t rest = int64_t{block_n} * block_m * 2 + kStatsStages * int64_t{block_m} * 8 + 40 +
-                         8 * (4 + 2 * int64_t{stages});
+    // K and V, columns of the other block's K, Q and dO; dS of both blocks and, where there is
+    // room, another of both and P; and statistics, tiles, barriers. Tiles and dS are panels of 64
+    // rows.
+    const int64_t tile_panels = (1 + stages) * panels + (dim_qk > 2 * kPanelColumns ? 2 : 1);
+    constexpr int64_t kMostPanels = 28;
+    const int64_t ds_stages = tile_panels + 5 <= kMostPanels ? 2 : 1;
+    const int64_t panel_rows = kWideTile * (tile_panels + (ds_stages > 1 ? 5 : 2));
+    const int64_t rest = kStatsStages * int64_t{block_m} * 8 + 2 * 28 + 8 +
+                         8 * (4 + 2 * ds_stages + 2 * int64_t{stages});
     return RoundUp(panel_rows * kPanelRowBytes + rest, kSharedAlignment);
   }
   // The next K beside K, V, Q and dO, dS.
@@ -118,7 +122,7 @@ int64_t BwdSm90SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, i
   const int64_t dq = 4 * kConsumers * 16 * dq_columns * int64_t{sizeof(float)};
   // Of K, V, tiles of keys, Q and dO, dS.
   const int64_t barriers = 8 * (4 + 2 + 5 + 2 * int64_t{stages} + 2 * kDsStages);
-  constexpr int64_t kKeyTiles = 2 * 40;
+  constexpr int64_t kKeyTiles = 2 * 28;
   // What masks need: 16 bytes a thread, with 64 rows in its registers.
   const int64_t limits = 16 * (block_m > kPanelColumns ? 128 * kConsumers : 1);
   return RoundUp(rows * kPanelRowBytes + dq + stats + limits + kKeyTiles + barriers,
@@ -160,10 +164,9 @@ FamilyAnswer PlanBwdSm90(const PlanRequest& request) {
       BwdSm90SmemBytes(plan.block_m, plan.block_n, plan.stages, spec.dim_qk, spec.dim_v);
   if (!wide) {
     plan.max_grid = request.board.num_sms;
-  } else if (!spec.deterministic && spec.window_left < 0 &&
-             spec::EffectiveWindowRight(spec) < 0) {
-    // No room for the next K. L2 is what limits wide heads: two blocks share their reads of it.
-    // Where masks end tiles of rows early, waiting for one another costs more.
+  } else {
+    // No room for the next K. L2 is what limits wide heads: two blocks share what they read and
+    // add.
     plan.cluster = 2;
   }
   plan.before = {PlanBwdPrep(plan.target, plan.block_m)};

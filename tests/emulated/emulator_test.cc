@@ -673,6 +673,36 @@ TEST_F(EmulatorTest, LoadsForAllBlocksOfACluster) {
   for (int n = 0; n < kWords; ++n) EXPECT_EQ(out_[n], 1 + n % 128);
 }
 
+TEST_F(EmulatorTest, CopiesToAnotherBlockOfACluster) {
+  const std::string begin = R"(
+    const u32 barrier = base + 512;
+    const int rank = ptx::cluster_ctarank();
+    if (thread == 0) {
+      ptx::mbarrier_init(barrier, 1);
+      ptx::fence_mbarrier_init();
+    }
+    if (thread < 16) words[thread] = 100 * rank + thread;
+    )";
+  const std::string copy = R"(
+    ptx::barrier_cluster_arrive();
+    ptx::barrier_cluster_wait();
+    if (thread == 0) {
+      ptx::mbarrier_arrive_expect_tx(barrier, 64);
+      cuda_on_host::StartClusterCopy(ptx::mapa(base + 256, rank ^ 1), base, 64,
+                                     ptx::mapa(barrier, rank ^ 1));
+    }
+    )";
+  const std::string wait = "while (!ptx::mbarrier_try_wait_parity(barrier, 0)) {}";
+  const std::string end = "if (thread < 16) out[blockIdx.x * 16 + thread] = words[64 + thread];";
+  const std::string fence = "cuda_on_host::FenceProxyAsync();";
+  EXPECT_THAT(Run(begin + fence + copy + wait + end, 64, 1024, 2, 2), IsEmpty());
+  for (int n = 0; n < 32; ++n) EXPECT_EQ(out_[n], n < 16 ? 100 + n : n - 16);
+  EXPECT_THAT(Run(begin + copy + wait + end, 64, 1024, 2, 2),
+              Contains(HasSubstr("wrote without a fence.proxy.async")));
+  EXPECT_THAT(Run(begin + fence + copy + end + wait, 64, 1024, 2, 2),
+              Contains(HasSubstr("reads 4 bytes at 256 of shared memory")));
+}
+
 // ---- completeness
 
 std::string ReadFile(const std::filesystem::path& path) {

@@ -69,6 +69,9 @@ std::vector<BackwardSpec> Specs() {
         "bwd fp16 b=2 h=2 s=64/0 d=32", "bwd bf16 b=1 h=2 s=300/100 d=128 causal",
         "bwd bf16 b=1 h=2 s=2100/1500 d=64 causal deterministic",
         "bwd bf16 b=1 h=1 s=1100/2300 d=128 window=511,0",
+        // Pairs of blocks: an odd number of tiles of keys, keys that no row sees.
+        "bwd bf16 b=1 h=4/2 s=500/700 d=256 window=100,40", "bwd bf16 b=2 h=2 s=700/330 d=192/128",
+        "bwd fp16 b=1 h=2 s=60/500 d=160 causal=top_left",
         // Many tiles of keys for each block, of one step or of none.
         "bwd bf16 b=8 h=32 s=60/500 d=64", "bwd bf16 b=8 h=32 s=50/500 d=128 window=-1,30"}) {
     all.push_back({text});
@@ -373,17 +376,20 @@ TEST_F(BackwardTest, HopperKernelOnOddMemory) {
   };
   Check(runtime(), {"bwd bf16 b=2 h=4/2 s=150/200 d=64 causal", {}, {}, misalign});
   Check(runtime(), {"bwd bf16 b=1 h=2 s=300/170 d=128 causal", {}, {}, misalign});
+  Check(runtime(), {"bwd bf16 b=1 h=2 s=300/170 d=160 causal", {}, {}, misalign});
 }
 
 TEST_F(BackwardTest, TwentyRepetitionsOnFreshDataAreRight) {
   Check(runtime(), {"bwd bf16 b=1 h=4/2 s=260/200 d=64 causal"}, 20);
   Check(runtime(), {"bwd bf16 b=1 h=2 s=130/200 d=128"}, 20);
+  Check(runtime(), {"bwd bf16 b=2 h=8/4 s=400/460 d=256 causal"}, 20);
 }
 
 TEST_F(BackwardTest, DeterministicGradientsHaveEqualBits) {
   for (const char* text :
        {"bwd bf16 b=2 h=4/2 s=1100/1000 d=64 causal deterministic",
         "bwd bf16 b=2 h=2 s=1000 d=128 deterministic", "bwd fp16 b=1 h=2 s=500 d=256 deterministic",
+        "bwd bf16 b=2 h=2 s=900 d=160 causal deterministic",
         "bwd bf16 b=2 h=2 s=500 d=40 deterministic alibi alibi_grad "
         "bias=bf16:1,2,500,500:grad"}) {
     SCOPED_TRACE(text);

@@ -180,6 +180,34 @@ void StartBulkLoad(unsigned destination, const void* map, unsigned barrier_addre
   });
 }
 
+void StartClusterCopy(unsigned cluster_destination, unsigned source, unsigned bytes,
+                      unsigned cluster_barrier) {
+  const void* const code = __builtin_return_address(0);
+  constexpr uint32_t kChunk = 16;
+  const SharedPlace to = Decode(cluster_destination), barrier = Decode(cluster_barrier);
+  if (to.offset % kChunk != 0 || source % kChunk != 0 || bytes % kChunk != 0 ||
+      !InShared(source, bytes) || !InShared(to.offset, bytes) || to.rank != barrier.rank) {
+    cluster->AbortWith("a bulk copy of " + std::to_string(bytes) + " bytes at " +
+                           std::to_string(source) + " to " + std::to_string(to.offset) +
+                           " of a block of the cluster, not a multiple of 16",
+                       code);
+  }
+  CheckBarrierForCopies(barrier);
+  Carrier carrier;
+  const int rank = cluster->rank();
+  CheckShared(rank, source, bytes, Access::kAsyncRead, carrier.actor, code);
+  CheckShared(to.rank, to.offset, bytes, Access::kAsyncWrite, carrier.actor, code);
+  SetInFlight(to.rank, to.offset, bytes, true);
+  cluster->StartWork([=]() mutable {
+    carrier.Begin();
+    CheckShared(rank, source, bytes, Access::kAsyncRead, carrier.actor, code);
+    SetInFlight(to.rank, to.offset, bytes, false);
+    CheckShared(to.rank, to.offset, bytes, Access::kAsyncWrite, carrier.actor, code);
+    std::memcpy(cluster->shared(to.rank) + to.offset, cluster->shared(rank) + source, bytes);
+    CompleteBytes(barrier, bytes, carrier.actor);
+  });
+}
+
 void StartBulkStore(const void* map, unsigned source, const int* coordinates, int dimensions) {
   const void* const code = __builtin_return_address(0);
   const Box box = FindBox(map, source, coordinates, dimensions, Access::kWrite, code);
