@@ -402,25 +402,19 @@ struct Consumer : ConsumerBase<Config, Params> {
     }
   }
 
-  // This warp's 16 rows of a gradient to memory, from the sums, by way of the place that its part
-  // of dQ goes through.
-  template <int kColumns>
-  __device__ __forceinline__ void StoreSums(const float (&sums)[kColumns / 2], float scale,
-                                            void* tensor, const abi::TensorStrides& strides,
-                                            const KeyTile& tile) {
-    constexpr int kRows = 16;
-    constexpr int kChunks = kColumns / 8;
-    constexpr int kRowChunks = kColumns > kPanelColumns ? 16 : 8;
-    // Addresses are for this place alone: not computed ahead of the steps.
-    const int number = static_cast<int>(ptx::Opaque(thread));
-    const int lane = number % 32, warp = number / 32;
-    auto& place = shared.dq[warpgroup * 4 + warp];
-    static_assert(kRows * kRowChunks * 16 <= sizeof(place));
-    // Chunks of a row are permuted by its number: eight rows of a column lie in different banks.
-    const auto at = [](int row, int chunk) { return row * kRowChunks + (chunk ^ row % 8); };
-    // The addition before must have read it.
-    if (lane == 0) ptx::cp_async_bulk_wait_group_read_0();
-    __syncwarp();
+  // This warp's 16 rows of a gradient, from the sums, to the place that its part of dQ goes
+  // through: chunks of a row are permuted by its number, so that eight rows of a column lie in
+  // different banks.
+  static constexpr int kStoredRows = 16;
+  static constexpr int kRowChunks =
+      Config::kHeadDimQk > kPanelColumns || Config::kHeadDimV > kPanelColumns ? 16 : 8;
+  __device__ __forceinline__ static int PlaceOfChunk(int row, int chunk) {
+    return row * kRowChunks + (chunk ^ row % 8);
+  }
+  template <int kSums>
+  __device__ __forceinline__ void StageSums(const float (&sums)[kSums], float scale, u32 place,
+                                            int lane) const {
+    constexpr int kChunks = kSums / 4;
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; chunk += 2) {
       u32 words[4];
@@ -431,43 +425,64 @@ struct Consumer : ConsumerBase<Config, Params> {
                        ? ptx::cvt_rn_x2_f32(sums[first + 1] * scale, sums[first] * scale, Element{})
                        : 0;
       }
-      const u32 address = ptx::SharedAddress(&place) + at(lane % kRows, chunk + lane / kRows) * 16;
+      const u32 address = place + PlaceOfChunk(lane % kStoredRows, chunk + lane / kStoredRows) * 16;
       if (chunk + 1 < kChunks) {
         ptx::stmatrix_x4(address, words[0], words[1], words[2], words[3]);
       } else {
         ptx::stmatrix_x2(address, words[0], words[1]);
       }
     }
-    __syncwarp();
-    const i64 first = i64{tile.kv_begin} + first_key + warp * kRows;
-    const int rows = static_cast<int>(Max(0, Min(SeqlenKv<Config>(params) - first, i64{kRows})));
-    Element* const out = static_cast<Element*>(tensor) + tile.batch * strides.batch +
-                         tile.head_kv * strides.head + first * strides.seq;
+  }
+
+  // dK and dV of the tile in `stage`, whose sums are complete. One loop copies both from the place:
+  // this is compiled twice.
+  __device__ __forceinline__ void StoreTile(int stage) {
+    const KeyTile& tile = shared.tiles[stage];
+    // Addresses are for this place alone: not computed ahead of the steps.
+    const int number = static_cast<int>(ptx::Opaque(thread));
+    const int lane = number % 32, warp = number / 32;
+    auto& place = shared.dq[warpgroup * 4 + warp];
+    static_assert(kStoredRows * kRowChunks * 16 <= sizeof(place));
+    const i64 first = i64{tile.kv_begin} + first_key + warp * kStoredRows;
+    const int rows =
+        static_cast<int>(Max(0, Min(SeqlenKv<Config>(params) - first, i64{kStoredRows})));
     const bool wide = (params.sm90.by_threads & abi::kGradientsByThreads) == 0;
-    const auto* const chunks = reinterpret_cast<const Words<16>*>(&place);
-#pragma unroll 2
-    for (int n = lane; n < rows * kChunks; n += 32) {
-      const Words<16> words = chunks[at(n / kChunks, n % kChunks)];
-      Element* const to = out + n / kChunks * strides.seq + n % kChunks * 8;
-      if (wide) {
-        *reinterpret_cast<Words<16>*>(to) = words;
+    const auto* const staged = reinterpret_cast<const Words<16>*>(&place);
+#pragma unroll 1
+    for (int n = 0; n < 2; ++n) {
+      const bool is_v = n == 0;
+      // What has been there must have been read.
+      if (lane == 0) ptx::cp_async_bulk_wait_group_read_0();
+      __syncwarp();
+      if (is_v) {
+        StageSums(dv, 1.f, ptx::SharedAddress(&place), lane);
       } else {
+        StageSums(dk, params.core.scale, ptx::SharedAddress(&place), lane);
+      }
+      __syncwarp();
+      const abi::AttnBwdParams& gradients = params.gradients;
+      const abi::TensorStrides& strides = is_v ? gradients.d_v_strides : gradients.d_k_strides;
+      Element* const out = static_cast<Element*>(is_v ? gradients.d_v : gradients.d_k) +
+                           tile.batch * strides.batch + tile.head_kv * strides.head +
+                           first * strides.seq;
+      const int chunks = (is_v ? Config::kHeadDimV : Config::kHeadDimQk) / 8;
+#pragma unroll 2
+      for (int at = lane; at < rows * kRowChunks; at += 32) {
+        const int row = at / kRowChunks, chunk = at % kRowChunks;
+        if (chunk >= chunks) continue;
+        const Words<16> words = staged[PlaceOfChunk(row, chunk)];
+        Element* const to = out + row * strides.seq + chunk * 8;
+        if (wide) {
+          *reinterpret_cast<Words<16>*>(to) = words;
+        } else {
 #pragma unroll
-        for (int d = 0; d < 8; ++d) {
-          to[d] = Element{static_cast<u16>(words.word[d / 2] >> d % 2 * 16)};
+          for (int d = 0; d < 8; ++d) {
+            to[d] = Element{static_cast<u16>(words.word[d / 2] >> d % 2 * 16)};
+          }
         }
       }
     }
     __syncwarp();
-  }
-
-  // dK and dV of the tile in `stage`, whose sums are complete.
-  __device__ __forceinline__ void StoreTile(int stage) {
-    const KeyTile& tile = shared.tiles[stage];
-    const abi::AttnBwdParams& gradients = params.gradients;
-    StoreSums<Config::kHeadDimV>(dv, 1.f, gradients.d_v, gradients.d_v_strides, tile);
-    StoreSums<Config::kHeadDimQk>(dk, params.core.scale, gradients.d_k, gradients.d_k_strides,
-                                  tile);
     WarpArrives(shared.tile_empty[stage]);
   }
 

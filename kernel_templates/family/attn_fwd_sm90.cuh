@@ -200,9 +200,11 @@ inline constexpr bool kHidesValues =
 template <class Config>
 inline constexpr bool kMayRedo = Config::kOptimistic || kHidesValues<Config>;
 // Whether that has code of its own: to zero rows of V, or because with three or four warpgroups the
-// bounds of the second pass would not fit the registers beside the first.
+// bounds that a mask gives the second pass would not fit the registers beside the first.
 template <class Config>
-inline constexpr bool kRedoesApart = kHidesValues<Config> || Config::kConsumers > 2;
+inline constexpr bool kRedoesApart = kHidesValues<Config> ||
+                                     (Config::kConsumers > 2 &&
+                                      !kIsSame<typename Config::Mask, MaskChain<>>);
 // Rules for each element are long, and each loop has them unrolled over a block: where every block
 // has them the loop of the second pass is the only one.
 template <class Config>
@@ -765,31 +767,28 @@ struct Loader {
       const i64 q_begin = tile_begin + rank * S::kBlockM;
       int block = walk.Below(walk.end);
       if (ByThreads()) FindBias(problem);
-      // K before Q: it may arrive while the consumers still read the Q of the tile before.
-      if (block >= walk.begin) LoadK(problem, q_begin, block);
-      LoadQ(problem, q_begin);
-      if constexpr (Config::kOverV && !S::kTransposes) WaitForOutput();
-      if constexpr (Config::kStages == 1) {
-        // In the order in which slots become free: K of the next block but one is read before V of
-        // the next.
-        if (block < walk.begin) return;
-        LoadV(problem, block);
+      // V of a block follows K of the next: one place in the code for each copy. K before Q: it may
+      // arrive while the consumers still read the Q of the tile before.
+      int before = block;
+#pragma unroll 1
+      for (int count = 0;; ++count) {
+        if constexpr (Config::kStages > 1) {
+          if (count > 0) LoadV(problem, before);
+        }
+        const bool more = block >= walk.begin;
+        if (more) LoadK(problem, q_begin, block);
+        if (count == 0) {
+          LoadQ(problem, q_begin);
+          if constexpr (Config::kOverV && !S::kTransposes) WaitForOutput();
+        }
+        if constexpr (Config::kStages == 1) {
+          // In the order in which slots become free: K of the next block but one is read before V
+          // of the next.
+          if (count != 1 && before >= walk.begin) LoadV(problem, before);
+        }
+        if (!more) break;
+        before = block;
         block = walk.Below(block);
-        if (block >= walk.begin) LoadK(problem, q_begin, block);
-#pragma unroll 1
-        while (block >= walk.begin) {
-          const int next = walk.Below(block);
-          if (next >= walk.begin) LoadK(problem, q_begin, next);
-          LoadV(problem, block);
-          block = next;
-        }
-      } else {
-#pragma unroll 1
-        while (block >= walk.begin) {
-          LoadV(problem, block);
-          block = walk.Below(block);
-          if (block >= walk.begin) LoadK(problem, q_begin, block);
-        }
       }
     });
   }
@@ -2014,6 +2013,7 @@ __device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared) 
         ptx::mbarrier_init(ptx::SharedAddress(&shared.bias_empty[n]), 4);
       }
     }
+#pragma unroll 1
     for (int stage = 0; stage < Config::kStages; ++stage) {
       ptx::mbarrier_init(ptx::SharedAddress(&shared.k_full[stage]), 1);
       ptx::mbarrier_init(ptx::SharedAddress(&shared.raw_full[stage]), 1);
@@ -2033,6 +2033,7 @@ __device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared) 
   FromFloat(1.f, &one);
   if constexpr (Shape<Config>::kOnesBehindV) {
     constexpr int kElements = Config::kBlockN * kOnesColumns;
+#pragma unroll 1
     for (int n = threadIdx.x; n < Config::kStages * kElements; n += Shape<Config>::kThreads) {
       const int column = Config::kHeadDimV + n % kOnesColumns;
       *ValueAt(shared, n / kElements, n % kElements / kOnesColumns, column) = one.bits;
@@ -2040,6 +2041,7 @@ __device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared) 
     ptx::fence_proxy_async_shared();
   }
   if constexpr (Shape<Config>::kOnesApart) {
+#pragma unroll 1
     for (int n = threadIdx.x; n < kOnesColumns * kPanelColumns; n += Shape<Config>::kThreads) {
       shared.ones[n / kPanelColumns][n % kPanelColumns] = static_cast<u16>(one.bits * 0x101);
     }
