@@ -209,6 +209,7 @@ constexpr std::string_view kDecodeSm90Specs[] = {
     "fwd bf16 b=32 h=128/1 s=1/32768 d=128",
     "fwd fp16 b=8 h=64/1 s=4/4096 d=128 varlen paged=16 causal softcap=30 sinks lse",
     "fwd bf16 b=8 h=40/1 s=2/4096 d=192/128 window=1023,0",
+    "fwd bf16 b=8 h=64/1 s=1/4096 d=64 varlen paged=16 softcap=30 sinks lse",
     "fwd bf16 b=8 h=64/1 s=1/4096 d=256 varlen paged=64",
     "fwd bf16 b=32 h=128/1 s=1/32768 d=576/512",
     "fwd bf16 b=32 h=128/1 s=2/4096 d=576/512 varlen paged=64 causal lse",
@@ -279,6 +280,7 @@ constexpr std::string_view kDecodeSpecs[] = {
     "fwd fp16 b=16 h=32/8 s=1/8192 d=128 kv=int8 kv_scale=head lse",
     "fwd bf16 b=16 h=32/8 s=1/8192 d=128 varlen batch_invariant",
     "fwd bf16 b=1 h=32/8 s=1/300 d=128 lse",
+    "fwd bf16 b=1 h=1 s=64/8192 d=128 causal lse",
 };
 constexpr std::string_view kDecodeWideSpecs[] = {
     "fwd bf16 b=32 h=8/1 s=1/4096 d=576/512",

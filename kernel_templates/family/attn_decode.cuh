@@ -908,7 +908,7 @@ __device__ __forceinline__ void PrefetchLengths(const Params& params) {
     const u32 blocks = is_split ? static_cast<u32>(parts.line_blocks) : gridDim.x;
     const u32 items = is_split ? static_cast<u32>(batch * parts.line_heads) : gridDim.x;
     const u32 item = block * items / blocks;
-    const u32 b = item / (items / static_cast<u32>(batch));
+    const u32 b = item * static_cast<u32>(batch) / items;
     const i64 share = static_cast<u32>(keys) / blocks;
     const i64 key = (block * items - item * blocks) * share + i64{thread} * Config::kStepKeys;
     Problem problem = {};

@@ -2,17 +2,22 @@
 // what bounds it: warpgroup products and bulk copies, 16-bit operands, head dims up to 256, sm_90a.
 // attn_decode_sm90_wide.cuh is the same for latent attention.
 //
-// Algorithm As attn_decode.cuh: packed rows, equal shares of all keys, attn_combine behind it. The
-//           two warpgroups that compute have 64 rows of the tile each, and Q K^T of a block of keys
-//           is issued before P V of the one before, whose products the softmax runs under
-//           (FlashAttention-3, Shah et al., arXiv 2407.08608). References are the maxima so far.
+// Algorithm As attn_decode.cuh: packed rows, equal shares of all keys, attn_combine behind it. Each
+//           of kConsumers warpgroups has 64 rows of the tile and, where there are more of them than
+//           the rows need, an equal part of each block's keys: kTeams of them have the same rows
+//           and are merged at the end of a piece. Two warpgroups issue Q K^T of a block of keys
+//           before P V of the one before, whose products the softmax runs under (FlashAttention-3,
+//           Shah et al., arXiv 2407.08608); of four, each has the others' products for that.
+//           References are the maxima so far.
 // NaN, Inf  Rows of V that no row of the tile sees are zeroed before they are multiplied.
-// Warps     0 walks the pieces and copies keys, 1 to 3 copy Q, warpgroups 1 and 2 compute.
+// Warps     0 walks the pieces and copies keys, 1 to 3 copy Q, the further warpgroups compute.
 // Barriers  k_full[s], v_full[s]     1 arrival and the bytes
 //           k_empty[s], v_empty[s]   a warp each
 //           q_full, q_empty          warps 1 to 3; a warp each
-//           named 1                  both warpgroups, around rows of V that are zeroed
+//           named 1                  all warpgroups, around rows of V that are zeroed
+//           named 2, 3               those of the same rows, around results that are handed over
 // Shared    q [panel][kBlockM][64], k and v [kStages][panel][kBlockN][64]
+//           handed [team - 1][row group][kOutputs + 4][128] fp32
 #ifndef TILEWRIGHT_FAMILY_ATTN_DECODE_SM90_CUH_
 #define TILEWRIGHT_FAMILY_ATTN_DECODE_SM90_CUH_
 
@@ -38,22 +43,43 @@ using packed_rows::kRows;
 using packed_rows::kWarpgroup;
 using packed_rows::Wait;
 
-inline constexpr int kComputingWarps = 8;
 inline constexpr int kZeroedBarrier = 1;
+inline constexpr int kHandedBarrier = 2;  // of the first 64 rows; the next is that of the second
 
 template <class Config>
 struct Shape {
   static constexpr int kPanelsQk = RoundUp(Config::kHeadDimQk, kPanelColumns) / kPanelColumns;
   static constexpr int kPanelsV = RoundUp(Config::kHeadDimV, kPanelColumns) / kPanelColumns;
-  static constexpr int kScores = Config::kBlockN / 2;  // a thread's
+  static constexpr int kComputingWarps = 4 * Config::kConsumers;
+  static constexpr int kRowGroups = Config::kBlockM / kRows;
+  // Warpgroups that have the same rows, and the keys of a block that each of them has.
+  static constexpr int kTeams = Config::kConsumers / kRowGroups;
+  static constexpr int kTeamKeys = Config::kBlockN / kTeams;
+  // Scores are issued before the products of the weights ahead: their registers are then apart.
+  static constexpr bool kOverlaps = Config::kConsumers <= 2;
+  static constexpr int kScores = kTeamKeys / 2;  // a thread's
   static constexpr int kOutputs = Config::kHeadDimV / 2;
 };
 
+// What the further teams leave for the first one.
+template <class Config, bool kHasTeams>
+struct Handed {
+  using S = Shape<Config>;
+  // O, two references and two sums of each thread.
+  float handed[S::kTeams - 1][S::kRowGroups][S::kOutputs + 4][kWarpgroup];
+};
 template <class Config>
-struct alignas(1024) SharedStorage {
+struct Handed<Config, false> {};
+
+template <class Config>
+struct Tiles {
   u16 q[Shape<Config>::kPanelsQk][Config::kBlockM][kPanelColumns];
   u16 k[Config::kStages][Shape<Config>::kPanelsQk][Config::kBlockN][kPanelColumns];
   u16 v[Config::kStages][Shape<Config>::kPanelsV][Config::kBlockN][kPanelColumns];
+};
+
+template <class Config>
+struct alignas(1024) SharedStorage : Tiles<Config>, Handed<Config, (Shape<Config>::kTeams > 1)> {
   alignas(8) u64 k_full[Config::kStages];
   u64 k_empty[Config::kStages];
   u64 v_full[Config::kStages];
@@ -124,7 +150,8 @@ struct Consumer {
 
   SharedStorage<Config>& shared;
   const Params& params;
-  const int warpgroup;
+  const int row_group;
+  const int team;
   const int row;  // of the tile: this thread's first, the other is 8 further
   const float to_log2;
   const u64 q_tile, k_tiles, v_tiles;  // descriptors
@@ -137,18 +164,24 @@ struct Consumer {
   float sum[2];        // of this thread's columns, until the end
   bool has_rows;       // this warp
 
+  // Of those that compute. Shuffled, so that the compiler knows that a warp agrees.
+  __device__ __forceinline__ static int Warpgroup() {
+    return __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0) - 1;
+  }
+
   __device__ __forceinline__ Consumer(SharedStorage<Config>& shared, const Params& params)
       : shared(shared),
         params(params),
-        // Shuffled, so that the compiler knows that a warp agrees.
-        warpgroup(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroup, 0) - 1),
-        row(warpgroup * kRows + static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16 +
+        row_group(Warpgroup() % S::kRowGroups),
+        team(Warpgroup() / S::kRowGroups),
+        row(row_group * kRows + static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16 +
             static_cast<int>(threadIdx.x) % 32 / 4),
         to_log2(packed_rows::ScoreUnit<Config>(params) * kLog2OfE),
-        q_tile(ptx::SwizzledDescriptor(ptx::SharedAddress(&shared.q[0][warpgroup * kRows]), 16)),
-        k_tiles(ptx::SwizzledDescriptor(ptx::SharedAddress(&shared.k), 16)),
-        v_tiles(
-            ptx::SwizzledDescriptor(ptx::SharedAddress(&shared.v), Config::kBlockN * kRowBytes)) {}
+        q_tile(ptx::SwizzledDescriptor(ptx::SharedAddress(&shared.q[0][row_group * kRows]), 16)),
+        k_tiles(
+            ptx::SwizzledDescriptor(ptx::SharedAddress(&shared.k[0][0][team * S::kTeamKeys]), 16)),
+        v_tiles(ptx::SwizzledDescriptor(ptx::SharedAddress(&shared.v[0][0][team * S::kTeamKeys]),
+                                        Config::kBlockN * kRowBytes)) {}
 
   __device__ __forceinline__ static void Release(const u64& empty) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::SharedAddress(&empty));
@@ -158,14 +191,24 @@ struct Consumer {
   __device__ __forceinline__ void IssueValues(int of_stage, u32 of_parity, int begin, int end) {
     Wait(shared.v_full[of_stage], of_parity);
     if (begin > 0 || end < Config::kBlockN) {
-      if (warpgroup == 0) {
+      if (row_group == 0 && team == 0) {
         packed_rows::ZeroUnseenRows<S::kPanelsV>(shared.v[of_stage], begin, end);
       }
-      ptx::bar_sync(kZeroedBarrier, 2 * kWarpgroup);
+      ptx::bar_sync(kZeroedBarrier, Config::kConsumers * kWarpgroup);
     }
     ptx::wgmma_fence();
     Config::Wgmma::Values(o, p, v_tiles + static_cast<u64>(of_stage * (sizeof(shared.v[0]) >> 4)));
     ptx::wgmma_commit_group();
+  }
+
+  __device__ __forceinline__ void IssueValues(const packed_rows::TilePiece& tile, int of_stage,
+                                              u32 of_parity, int key) {
+    IssueValues(of_stage, of_parity, tile.bounds.seen_begin - key, tile.bounds.seen_end - key);
+  }
+  __device__ __forceinline__ void AwaitValues(int of_stage) {
+    ptx::wgmma_wait_group<0>();
+    ptx::AccumulatorsReady(o);
+    Release(shared.v_empty[of_stage]);
   }
 
   template <bool kFirst>
@@ -173,29 +216,30 @@ struct Consumer {
     const int before = stage == 0 ? Config::kStages - 1 : stage - 1;
     float s[S::kScores];
     Wait(shared.k_full[stage], parity);
+    if constexpr (!kFirst && !S::kOverlaps) AwaitValues(before);
     ptx::wgmma_fence();
     Config::Wgmma::Scores(s, q_tile,
                           k_tiles + static_cast<u64>(stage * (sizeof(shared.k[0]) >> 4)));
     ptx::wgmma_commit_group();
-    if constexpr (!kFirst) {
-      const int key_before = key - Config::kBlockN;
-      IssueValues(before, stage == 0 ? parity ^ 1 : parity, tile.bounds.seen_begin - key_before,
-                  tile.bounds.seen_end - key_before);
+    constexpr bool kUnderValues = !kFirst && S::kOverlaps;
+    if constexpr (kUnderValues) {
+      IssueValues(tile, before, stage == 0 ? parity ^ 1 : parity, key - Config::kBlockN);
     }
-    ptx::wgmma_wait_group<kFirst ? 0 : 1>();
+    ptx::wgmma_wait_group<kUnderValues ? 1 : 0>();
     ptx::AccumulatorsReady(s);
     u32 missing = 0;
     if constexpr (!Config::KvRows::kIsDense) {
-      missing = shared.missing[stage];
+      missing = shared.missing[stage] >> (team * S::kTeamKeys / packed_rows::CopyRows<Config>());
       __syncwarp();
     }
     Release(shared.k_empty[stage]);
     float after[2] = {reference[0], reference[1]}, factor[2], added[2] = {0, 0};
     // Scores of rows that do not exist are those of zeros.
     if (has_rows) {
+      const int own_key = key + team * S::kTeamKeys;
       const bool full =
-          key >= tile.bounds.full_begin && key + Config::kBlockN <= tile.bounds.full_end;
-      packed_rows::ApplyPoliciesToRows<Config>(s, tile.piece, row, key, full, params.core.scale,
+          own_key >= tile.bounds.full_begin && own_key + S::kTeamKeys <= tile.bounds.full_end;
+      packed_rows::ApplyPoliciesToRows<Config>(s, tile.piece, row, own_key, full, params.core.scale,
                                                missing, params);
       packed_rows::Weigh(s, reference, to_log2, after, added);
     }
@@ -205,16 +249,15 @@ struct Consumer {
       reference[r] = after[r];
       sum[r] = fmaf(sum[r], factor[r], added[r]);
     }
+    if constexpr (kUnderValues) AwaitValues(before);
     if constexpr (!kFirst) {
-      ptx::wgmma_wait_group<0>();
-      ptx::AccumulatorsReady(o);
-      Release(shared.v_empty[before]);
       if (moves) packed_rows::ScaleRows(o, factor);
     }
 #pragma unroll
     for (int n = 0; n < S::kScores / 2; ++n) {
       p[n] = ptx::cvt_rn_x2_f32(s[2 * n + 1], s[2 * n], Element{});
     }
+    if constexpr (!S::kOverlaps) IssueValues(tile, stage, parity, key);
     if (++stage == Config::kStages) {
       stage = 0;
       parity ^= 1;
@@ -229,12 +272,49 @@ struct Consumer {
 #pragma unroll 1
     for (key += Config::kBlockN; key < end; key += Config::kBlockN) Step<false>(tile, key);
     const int last = stage == 0 ? Config::kStages - 1 : stage - 1;
-    const int last_key = end - Config::kBlockN;
-    IssueValues(last, stage == 0 ? parity ^ 1 : parity, tile.bounds.seen_begin - last_key,
-                tile.bounds.seen_end - last_key);
-    ptx::wgmma_wait_group<0>();
-    ptx::AccumulatorsReady(o);
-    Release(shared.v_empty[last]);
+    if constexpr (S::kOverlaps) {
+      IssueValues(tile, last, stage == 0 ? parity ^ 1 : parity, end - Config::kBlockN);
+    }
+    AwaitValues(last);
+  }
+
+  // Gives the first team what the others have of its rows.
+  __device__ __forceinline__ void MergeTeams() {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+    const auto meet = [this] { ptx::bar_sync(kHandedBarrier + row_group, S::kTeams * kWarpgroup); };
+    if (team != 0) {
+      float(&to)[S::kOutputs + 4][kWarpgroup] = shared.handed[team - 1][row_group];
+#pragma unroll
+      for (int i = 0; i < S::kOutputs; ++i) to[i][thread] = o[i];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        to[S::kOutputs + r][thread] = reference[r];
+        to[S::kOutputs + 2 + r][thread] = sum[r];
+      }
+    }
+    meet();
+    if (team == 0) {
+#pragma unroll
+      for (int t = 0; t < S::kTeams - 1; ++t) {
+        const float(&from)[S::kOutputs + 4][kWarpgroup] = shared.handed[t][row_group];
+        const float other[2] = {from[S::kOutputs][thread], from[S::kOutputs + 1][thread]};
+        const float after[2] = {fmaxf(reference[0], other[0]), fmaxf(reference[1], other[1])};
+        float factor[2], other_factor[2];
+        packed_rows::MoveFactors(reference, after, factor);
+        packed_rows::MoveFactors(other, after, other_factor);
+#pragma unroll
+        for (int i = 0; i < S::kOutputs; ++i) {
+          const int r = i / 2 % 2;
+          o[i] = fmaf(from[i][thread], other_factor[r], o[i] * factor[r]);
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          reference[r] = after[r];
+          sum[r] = fmaf(from[S::kOutputs + 2 + r][thread], other_factor[r], sum[r] * factor[r]);
+        }
+      }
+    }
+    meet();  // the place may be taken
   }
 
   __device__ __forceinline__ void Run() {
@@ -250,9 +330,12 @@ struct Consumer {
       Attend(tile);
       __syncwarp();
       Release(shared.q_empty);
-      const float total[2] = {packed_rows::SumOfRow(sum[0]), packed_rows::SumOfRow(sum[1])};
-      packed_rows::StorePackedRows<Config>(o, tile.piece, row, 0, true, Config::kBlockM, reference,
-                                           total, params);
+      if constexpr (S::kTeams > 1) MergeTeams();
+      if (team == 0) {
+        const float total[2] = {packed_rows::SumOfRow(sum[0]), packed_rows::SumOfRow(sum[1])};
+        packed_rows::StorePackedRows<Config>(o, tile.piece, row, 0, true, Config::kBlockM,
+                                             reference, total, params);
+      }
       shared.board.Release(n);
     }
   }
@@ -267,12 +350,12 @@ __device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared) 
     for (int stage = 0; stage < Config::kStages; ++stage) {
       initialise(shared.k_full[stage], 1);
       initialise(shared.v_full[stage], 1);
-      initialise(shared.k_empty[stage], kComputingWarps);
-      initialise(shared.v_empty[stage], kComputingWarps);
+      initialise(shared.k_empty[stage], Shape<Config>::kComputingWarps);
+      initialise(shared.v_empty[stage], Shape<Config>::kComputingWarps);
     }
     initialise(shared.q_full, packed_rows::kQueryThreads / 32);
-    initialise(shared.q_empty, kComputingWarps);
-    shared.board.Initialise(kComputingWarps);
+    initialise(shared.q_empty, Shape<Config>::kComputingWarps);
+    shared.board.Initialise(Shape<Config>::kComputingWarps);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
@@ -287,7 +370,10 @@ __device__ __forceinline__ void Run(const Params& params) {
   static_assert(Config::Score::kIdentity || Config::Score::kIsPointwise);
   static_assert(sizeof(typename Config::KvElement) == 2 &&
                 packed_rows::kClusterBlocks<Config> == 1);
-  static_assert(Config::kBlockM == 2 * kRows && Config::kBlockN % 16 == 0);
+  using S = Shape<Config>;
+  static_assert(Config::kBlockM == S::kRowGroups * kRows && S::kRowGroups <= 2);
+  static_assert(Config::kConsumers == S::kTeams * S::kRowGroups);
+  static_assert(Config::kBlockN == S::kTeams * S::kTeamKeys && S::kTeamKeys % 16 == 0);
   static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0);
   static_assert(packed_rows::CopyRows<Config>() % 8 == 0, "pages are whole atoms of the swizzle");
   extern __shared__ __align__(1024) u8 shared_bytes[];

@@ -441,10 +441,13 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
           .Int("kStages", plan.stages)
           .Int("kCluster", plan::BlocksOfShare(plan))
           .Int("kClusterShares", plan.cluster / plan::BlocksOfShare(plan))
-          .Int("kChunk", plan.chunk)
-          // The walk over pieces and pages spills with fewer, and with what merging needs of them.
-          .Int("kLoaderRegisters", plan.column_warps > 1 ? 88 : 72)
-          .Int("kConsumerRegisters", plan.column_warps > 1 ? 208 : 216)
+          .Int("kChunk", plan.chunk);
+      if (plan.column_warps == 1) config.Int("kConsumers", plan.consumers);
+      // The walk over pieces and pages spills with fewer, and with what merging needs of them.
+      config.Int("kLoaderRegisters", plan.column_warps > 1 ? 88 : 72)
+          .Int("kConsumerRegisters", plan.column_warps > 1 ? 208
+                                     : plan.consumers > 2  ? 96
+                                                           : 216)
           .Using("Wgmma", "AttentionWgmma");
       break;
     case Family::kDecodeWide:

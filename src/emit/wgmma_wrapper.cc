@@ -182,6 +182,11 @@ int StepsOf(int64_t dim, const Factor& type = {"bf16", 2}) {
 
 std::vector<Product> ForwardProducts(const AttentionSpec& spec, const plan::KernelPlan& plan) {
   const int sharers = plan.column_warps;
+  // Warpgroups that have the same rows and each a part of a block's keys.
+  constexpr int kWarpgroupRows = 64;
+  const int teams =
+      plan.family == plan::Family::kDecodeSm90 ? plan.consumers * kWarpgroupRows / plan.block_m : 1;
+  const int keys = plan.block_n / teams;
   const Factor type = FactorOf(spec.type);
   // Eight columns of ones behind V. Warpgroups that share rows have whole panels each.
   const bool ones_behind_v = plan.ones && type.bytes == 2;
@@ -192,7 +197,7 @@ std::vector<Product> ForwardProducts(const AttentionSpec& spec, const plan::Kern
   std::vector<Product> products = {
       {.name = "Scores",
        .comment = "d = q k^T",
-       .n = plan.block_n / sharers,
+       .n = keys / sharers,
        .steps = StepsOf(spec.dim_qk, type),
        .a = plan.q_in_registers ? Operand{"q", Operand::kRegisters}
                                 : Operand{"q", Operand::kAlongColumns, plan.block_m},
@@ -201,7 +206,7 @@ std::vector<Product> ForwardProducts(const AttentionSpec& spec, const plan::Kern
       {.name = "Values",
        .comment = "d += p v",
        .n = v_columns,
-       .steps = StepsOf(plan.block_n, type),
+       .steps = StepsOf(keys, type),
        .a = sharers == 1 ? Operand{"p", Operand::kRegisters}
                          : Operand{"p", Operand::kAlongColumns, plan.block_m},
        // Of 8 bits V has been transposed.
@@ -214,7 +219,7 @@ std::vector<Product> ForwardProducts(const AttentionSpec& spec, const plan::Kern
     products.push_back({.name = "Sums",
                         .comment = "d = p ones",
                         .n = 8,
-                        .steps = StepsOf(plan.block_n, type),
+                        .steps = StepsOf(keys, type),
                         .a = {"p", Operand::kRegisters},
                         .b = {"ones", Operand::kAlongColumns},
                         .sum = Product::kReplaces});

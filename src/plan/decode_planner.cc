@@ -43,13 +43,19 @@ bool HasElementMask(const AttentionSpec& spec) {
 
 // What attn_decode leaves of a thread's registers for tiles of rows: the rest holds addresses, and
 // what a key or a score needs besides.
-int64_t TileRegisters(const AttentionSpec& spec) {
+int64_t TileRegisters(const AttentionSpec& spec, int64_t row_tiles) {
   constexpr int64_t kLargestStep = 64;
   if (spec.kv_scale == ScaleKind::kPerToken) return 90;
   const bool one_page = spec.page_size % kLargestStep == 0;
   const bool plain = one_page && spec.softcap == 0 && !spec.alibi && spec.bias.empty() &&
                      spec.score_snippet.empty() && spec.mask_snippet.empty() && !spec.varlen;
-  return plain ? 168 : 120;
+  if (!plain) return 120;
+  // Steps that several warps share are longer, and a mask that moves with the row has intervals. Of
+  // eight tiles four warps have two each, where three would have room for nine.
+  constexpr int64_t kTilesOfOneWarp = 3;
+  constexpr int64_t kTilesOfFourWarps = 8;
+  const bool moves = spec::EffectiveWindowRight(spec) >= 0 || spec.window_left >= 0;
+  return (moves && row_tiles > kTilesOfOneWarp) || row_tiles == kTilesOfFourWarps ? 160 : 168;
 }
 
 // PieceQueue of the kernels.
@@ -176,7 +182,8 @@ FamilyAnswer PlanDecode(const PlanRequest& request) {
   const int64_t row_tiles = CeilDiv(rows, 8);
   // Registers of a thread for 8 rows: sums of O, queries, and scores of a step.
   const int64_t registers_of_tile = CeilDiv(spec.dim_v, 16) * 4 + CeilDiv(spec.dim_qk, 16) * 2 + 8;
-  const int64_t most_tiles = std::clamp<int64_t>(TileRegisters(spec) / registers_of_tile, 1, 4);
+  const int64_t most_tiles =
+      std::clamp<int64_t>(TileRegisters(spec, row_tiles) / registers_of_tile, 1, 4);
   if (answer.refusal.empty() && HasElementMask(spec) && row_tiles > most_tiles) {
     answer.refusal = absl::StrCat("a mask by element with seqlen_q * group = ", rows,
                                   ": must be at most ", 8 * most_tiles);

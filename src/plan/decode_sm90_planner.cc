@@ -140,25 +140,47 @@ std::vector<KernelPlan> WidePlans(const PlanRequest& request) {
   return plans;
 }
 
+// Best first: four warpgroups, of which two at a time have the same rows and half of a block's keys
+// each, hide each other's waits for products and exponentials where registers allow. Up to 64 rows
+// two warpgroups have the same ones, if what one hands to the other leaves room for two stages.
 std::vector<KernelPlan> PlansOfWholeRows(const PlanRequest& request) {
   const AttentionSpec& spec = request.spec;
+  struct Choice {
+    int row_groups;  // of 64 rows
+    int consumers;
+    int block_n;
+  };
+  const int64_t rows = std::max<int64_t>(spec.seqlen_q, 1) * spec::GroupSize(spec);
   std::vector<KernelPlan> plans;
-  for (const int block_n : {128, 64, 32}) {
-    // Scores, weights and O of a thread.
-    constexpr int64_t kTileRegisters = 176;
-    if (block_n / 2 + block_n / 4 + spec.dim_v / 2 > kTileRegisters) continue;
+  for (const Choice& choice : {Choice{1, 2, 128}, Choice{2, 4, 128}, Choice{2, 2, 128},
+                               Choice{2, 2, 64}, Choice{2, 2, 32}}) {
+    if (choice.row_groups == 1 ? rows > kWarpgroupRows
+                               : choice.consumers > kComputing && rows <= kWarpgroupRows) {
+      continue;
+    }
+    const int row_groups = choice.row_groups;
+    const int teams = choice.consumers / row_groups;
+    const int keys = choice.block_n / teams;
+    // Scores, weights and O of a thread. Of four warpgroups weights take the place of scores.
+    const int64_t tile_registers = choice.consumers > kComputing ? 80 : 176;
+    if (keys / 2 + keys / 4 + spec.dim_v / 2 > tile_registers) continue;
     KernelPlan plan = StartPlan(request);
+    plan.consumers = choice.consumers;
+    plan.warps = 4 * (choice.consumers + 1);
     plan.column_warps = 1;
     plan.cluster = 1;
-    plan.block_m = static_cast<int>(kWarpgroupRows) * kComputing;
-    plan.block_n = block_n;
-    const int64_t q = PanelBytes(spec.dim_qk, plan.block_m) + kBytesBesideTiles;
-    const int64_t stage = PanelBytes(spec.dim_qk, block_n) + PanelBytes(spec.dim_v, block_n);
+    plan.block_m = static_cast<int>(kWarpgroupRows) * row_groups;
+    plan.block_n = choice.block_n;
+    // O, two references and two sums of each thread of the further teams.
+    const int64_t handed = (teams - 1) * row_groups * (spec.dim_v / 2 + 4) * 128 * 4;
+    const int64_t beside = PanelBytes(spec.dim_qk, plan.block_m) + handed + kBytesBesideTiles;
+    const int64_t stage =
+        PanelBytes(spec.dim_qk, choice.block_n) + PanelBytes(spec.dim_v, choice.block_n);
     constexpr int64_t kMostStages = 6;
-    plan.stages =
-        static_cast<int>(std::min(kMostStages, (request.traits.smem_per_block_optin - q) / stage));
+    plan.stages = static_cast<int>(
+        std::min(kMostStages, (request.traits.smem_per_block_optin - beside) / stage));
     if (plan.stages < 2) continue;
-    plan.smem_bytes = q + plan.stages * stage;
+    plan.smem_bytes = beside + plan.stages * stage;
     plan.slots = request.board.num_sms;
     plans.push_back(plan);
   }

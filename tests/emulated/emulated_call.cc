@@ -122,12 +122,7 @@ std::vector<std::string> Call::Run(AttentionArgs args,
                                    plans[n].cluster > plan::BlocksOfShare(plans[n]);
     const bool walks =
         (plans[n].family != plan::Family::kBwdSm90 || plans[n].max_grid != 0) && !merges_in_cluster;
-    // attn_decode divides its blocks among the sequences, of which it has at least one each.
-    const uint32_t least =
-        plans[n].family == plan::Family::kDecode
-            ? static_cast<uint32_t>(std::min<int64_t>(clusters, std::max<int64_t>(args.batch, 0)))
-            : 1;
-    const uint32_t launched = walks ? std::max((clusters + 1) / 2, least) : clusters;
+    const uint32_t launched = walks ? (clusters + 1) / 2 : clusters;
     std::vector<cuda_on_host::MemoryRange> all = memory;
     all.push_back({workspace.data(), workspace.size(), true, "workspace"});
     const std::vector<std::string> found =
