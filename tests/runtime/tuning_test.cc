@@ -675,12 +675,12 @@ TEST_F(TuningTest, TenThousandSizesOfOneModelNeedNoMoreThanThePlannedKernels) {
       planned.insert(plan.ToString());
     }
   }
-  // 6 of attn_decode_sm90, 22 of attn_decode, 7 of attn_decode_wide, 13 of attn_fwd_small; 35 of
+  // 8 of attn_decode_sm90, 22 of attn_decode, 7 of attn_decode_wide, 13 of attn_fwd_small; 35 of
   // attn_fwd_sm90 and 78 of attn_fwd_sm80, most of their tiles thrice: whole, and in parts with
   // either kernel that merges them. Nothing here depends on a length but the family, whether there
   // are parts, and whether whole items fill the board, so a plan that takes one from the spec shows
   // at once.
-  EXPECT_LE(planned.size(), 161u);
+  EXPECT_LE(planned.size(), 163u);
   std::mt19937_64 random(11);
   std::set<std::string> reached;
   RuntimeOptions options = Options(TunePolicy::kOff);
