@@ -5,7 +5,7 @@
     portable.py --budget 60 --resume bench/results/h200/portable.json ...
     portable.py --table bench/results/h200/portable.json    the summary in the README
 
-Rows and workloads come in this order; what RESUME holds of the same commit is not run again, and no
+Rows come first, then workloads, those that take longest last; what RESUME holds of the same commit is not run again, and no
 group begins after BUDGET seconds, so that several short runs add up to one file. It is written after
 each group. Groups of up to 8 that fit in 16 GB are measured together by the protocol of compare.py
 (--together), rows with 40 ms instead of 70 a round, workloads of the zoo with 10 ms and 3 ms of
@@ -37,6 +37,7 @@ PROTOCOLS = {
 }
 MOST_TOGETHER = 8
 MOST_BYTES = 16e9
+USUAL_LIMITS = {"bf16 TFLOP/s": 690, "fp32 TFLOP/s": 50, "TB/s": 4.3}
 
 
 def complete(row, entry, limits):
@@ -163,13 +164,20 @@ def parse_arguments(argv):
     return arguments
 
 
+def least_seconds(entry):
+    """Of a call, by what arithmetic and memory allow: what workloads are ordered by."""
+    spec = compare.parse_spec(entry["spec"])
+    return compare.flops(spec) / (compare.limit_of(spec, USUAL_LIMITS) * 1e12)
+
+
 def entries_of(arguments):
     chosen = []
     if arguments.only != "zoo":
         rows = compare.load_entries(HERE / "peers_portable.json")
         chosen += [("rows", entry) for entry in compare.select(rows, arguments.names)]
     if arguments.only != "rows":
-        chosen += [("zoo", entry) for entry in compare.zoo_entries(arguments.names)]
+        zoo = sorted(compare.zoo_entries(arguments.names), key=least_seconds)
+        chosen += [("zoo", entry) for entry in zoo]
     return chosen
 
 

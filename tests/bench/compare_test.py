@@ -262,6 +262,24 @@ class MeasureTest(unittest.TestCase):
         self.assertEqual(benched[:4], ["tilewright", "cudnn", "cudnn", "tilewright"])
         self.assertEqual(times, {"tilewright": [1.0, 4.0, 6.0], "cudnn": [2.0, 3.0, 5.0]})
 
+    def test_long_calls_are_made_as_often_as_there_is_time(self):
+        def times_of(took):
+            calls = iter(took)
+            return lambda: next(calls)
+
+        self.assertEqual(compare.time_long(times_of([300.0]), 3, 10), 300.0)
+        self.assertEqual(compare.time_long(times_of([20.0, 11.0, 12.0, 13.0]), 30, 20), 12.0)
+
+    def test_heating_ends_with_a_pass_that_took_long(self):
+        calls, now = [], [0.0]
+
+        def call():
+            calls.append(None)
+            now[0] += 1.0
+
+        compare.heat({"a": call}, lambda: None, 0.6, lambda: now[0])
+        self.assertEqual(len(calls), 1)
+
     def test_fewer_than_three_rounds_are_refused(self):
         with self.assertRaises(SystemExit), open(os.devnull, "w") as quiet:
             sys.stderr, saved = quiet, sys.stderr

@@ -45,6 +45,12 @@ class PortableTest(unittest.TestCase):
         self.assertEqual([len(group[3]) for group in groups], [portable.MOST_TOGETHER, 1, 1, 2, 1])
         self.assertEqual(groups[2][:3], ("rows", "attn_fwd_sm80", ["flash"]))
 
+    def test_workloads_that_take_long_come_last(self):
+        arguments = portable.parse_arguments(["--results", "x", "--only", "zoo"])
+        seconds = [portable.least_seconds(entry) for _, entry in portable.entries_of(arguments)]
+        self.assertEqual(seconds, sorted(seconds))
+        self.assertGreater(seconds[-1], 0.1)
+
     def test_a_bar_in_microseconds(self):
         entry = {"spec": "fwd bf16 b=1 h=1 s=64 d=64", "versus": "best", "must_us": 100}
         held = portable.complete(row_of(ms=0.1, holds=True), entry, LIMITS)
