@@ -37,6 +37,7 @@ import dataclasses
 import datetime
 import fnmatch
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -114,6 +115,8 @@ class Spec:
     lse: bool = False
     backward: bool = False
     score: str = None  # one of SCORES
+    sinks: bool = False
+    lengths: list = None  # (queries, keys) of each sequence of a packed batch
     terms: list = dataclasses.field(default_factory=list)
 
     def effective_scale(self):
@@ -129,12 +132,32 @@ class Spec:
     def right(self):
         return 0 if self.causal else self.window_right
 
+    def sequence(self, n):
+        """Sequence n of a packed batch alone."""
+        queries, keys = self.lengths[n]
+        return dataclasses.replace(
+            self, batch=1, seqlen_q=queries, seqlen_kv=keys, lengths=None
+        )
+
+    def rows(self):
+        """Queries and keys of all sequences."""
+        if self.lengths is None:
+            return self.batch * self.seqlen_q, self.batch * self.seqlen_kv
+        return tuple(map(sum, zip(*self.lengths)))
+
 
 def _pair(value, word):
     parts = value.split("/")
     if len(parts) > 2 or not all(part.isdigit() for part in parts):
         raise SpecError(f"{word}={value}: expected NUMBER or NUMBER/NUMBER")
     return int(parts[0]), int(parts[-1])
+
+
+def _lengths(value, word):
+    both = [[int(n) for n in part.split(",")] for part in value.split("/")]
+    if len(both) != 2 or len(both[0]) != len(both[1]):
+        raise SpecError(f"{word}: expected as many lengths of queries as of keys")
+    return list(zip(*both))
 
 
 def _term(value, word):
@@ -175,21 +198,29 @@ def parse_spec(text):
             spec.softcap = float(value)
         elif word == "out" and value in ("fp16", "bf16"):
             spec.out = value
-        elif whole in ("softcap_before_bias", "alibi", "lse"):
+        elif word == "lengths" and re.fullmatch(r"\d+(,\d+)*/\d+(,\d+)*", value):
+            spec.lengths = _lengths(value, word)
+        elif whole in ("softcap_before_bias", "alibi", "lse", "sinks"):
             setattr(spec, word, True)
         elif word == "score" and value[:1] == "@" and value[1:] in SCORES:
             spec.score = value[1:]
         elif word in ("bias", "mask"):
             spec.terms.append(_term(value, word))
-        elif whole != "layout=bshd":
+        elif whole not in ("layout=bshd", "layout=thd", "varlen"):
             raise SpecError(f"{whole}: compare.py makes no inputs for this word")
+    packed = spec.lengths is not None
+    if packed != ("varlen" in words) or packed != ("layout=thd" in words):
+        raise SpecError("packed sequences are `varlen layout=thd lengths=QUERIES,.../KEYS,...`")
+    if packed and (len(spec.lengths) != spec.batch or spec.terms or spec.score or spec.backward):
+        raise SpecError("lengths: one of each of `b` sequences, without bias terms and rules")
     if spec.heads_kv == 0 or spec.heads_q % spec.heads_kv:
         raise SpecError(f"h={spec.heads_q}/{spec.heads_kv}: not a multiple")
     return spec
 
 
 def library_text(text):
-    """With the paths of rules: the library reads files."""
+    """With the paths of rules, for the library reads files; without lengths, which are arguments."""
+    text = re.sub(r" lengths=\S+", "", text)
     return text.replace("score=@", f"score=@{os.path.relpath(HERE / 'scores')}/")
 
 
@@ -207,6 +238,8 @@ def allowed_pairs(spec):
 
 
 def flops(spec):
+    if spec.lengths is not None:
+        return sum(flops(spec.sequence(n)) for n in range(spec.batch))
     forward = 2 * allowed_pairs(spec) * spec.heads_q * spec.batch * (spec.dim_qk + spec.dim_v)
     return forward * 2.5 if spec.backward else float(forward)
 
@@ -281,7 +314,8 @@ def torch_type(name):
 
 
 class Inputs:
-    """The tensors of a spec on the device, stored [batch, sequence, heads, dim]."""
+    """The tensors of a spec on the device, stored [batch, sequence, heads, dim]; packed sequences
+    are one batch."""
 
     def __init__(self, spec, seed=1):
         import torch
@@ -293,9 +327,21 @@ class Inputs:
             full = torch.randn(*shape, generator=generator, device="cuda", dtype=torch.float32)
             return full.to(torch_type(kind))
 
-        self.q = normal(spec.batch, spec.seqlen_q, spec.heads_q, spec.dim_qk)
-        self.k = normal(spec.batch, spec.seqlen_kv, spec.heads_kv, spec.dim_qk)
-        self.v = normal(spec.batch, spec.seqlen_kv, spec.heads_kv, spec.dim_v)
+        packed = spec.lengths is not None
+        batch = 1 if packed else spec.batch
+        rows_q, rows_kv = (rows // batch for rows in spec.rows())
+        self.q = normal(batch, rows_q, spec.heads_q, spec.dim_qk)
+        self.k = normal(batch, rows_kv, spec.heads_kv, spec.dim_qk)
+        self.v = normal(batch, rows_kv, spec.heads_kv, spec.dim_v)
+        if packed:
+            self.cu_seqlens = [
+                torch.tensor(
+                    [0, *itertools.accumulate(lengths)], dtype=torch.int32, device="cuda"
+                )
+                for lengths in zip(*spec.lengths)
+            ]
+        if spec.sinks:
+            self.sinks = normal(spec.heads_q, kind="fp32")
         self.terms = []
         for term in spec.terms:
             if term.type == "bool":
@@ -304,6 +350,16 @@ class Inputs:
                 tensor = normal(*term.shape, kind=term.type)
             self.terms.append(tensor)
         self.slopes = torch.tensor(alibi_slopes(spec.heads_q), device="cuda")
+
+    def sequence(self, n):
+        """(Inputs of sequence n of a packed batch alone, its first query)."""
+        first_q, first_kv = (sum(of[:n]) for of in zip(*self.spec.lengths))
+        alone = Inputs.__new__(Inputs)
+        alone.__dict__.update(self.__dict__, spec=self.spec.sequence(n))
+        queries, keys = self.spec.lengths[n]
+        alone.q = self.q[:, first_q : first_q + queries]
+        alone.k, alone.v = (t[:, first_kv : first_kv + keys] for t in (self.k, self.v))
+        return alone, first_q
 
     def term_at(self, n, b):
         """Term n for batch b, as [heads or 1, queries or 1, keys or 1]; batch maps by modulo."""
@@ -375,8 +431,11 @@ def rows_of(inputs, b, h, rows, straightforward):
     compute = torch.float32 if straightforward else torch.float64
     scores = scores_of(inputs, b, h, rows, compute)
     top = scores.max(dim=-1, keepdim=True).values
-    weights = torch.exp(scores - torch.where(torch.isinf(top), torch.zeros_like(top), top))
+    top = torch.where(torch.isinf(top), torch.zeros_like(top), top)
+    weights = torch.exp(scores - top)
     total = weights.sum(dim=-1, keepdim=True)
+    if spec.sinks:
+        total += torch.exp(inputs.sinks[h].to(compute) - top)
     if straightforward:
         # e4m3 has few small values: weights are scaled by 256 (design's semantics).
         scale = 256 if spec.type == "e4m3" else 1
@@ -395,10 +454,16 @@ class Checker:
         torch.set_float32_matmul_precision("highest")
         spec = inputs.spec
         self.spec = spec
-        self.rows = sampled_rows(spec.seqlen_q)
-        self.heads = sampled_heads(spec)
-        self.exact = [rows_of(inputs, b, h, self.rows, False) for b, h in self.heads]
-        plain = [rows_of(inputs, b, h, self.rows, True) for b, h in self.heads]
+        # (inputs, batch and head among them, rows among them; batch and first row in an answer)
+        self.samples = []
+        for b, h in sampled_heads(spec):
+            if spec.lengths is None:
+                self.samples.append((inputs, b, h, sampled_rows(spec.seqlen_q), b, 0))
+            else:
+                alone, first = inputs.sequence(b)
+                self.samples.append((alone, 0, h, sampled_rows(alone.spec.seqlen_q), 0, first))
+        self.exact = [rows_of(*sample[:4], False) for sample in self.samples]
+        plain = [rows_of(*sample[:4], True) for sample in self.samples]
         self.norm = math.sqrt(sum(float(x.square().sum()) for x in self.exact))
         error = math.sqrt(sum(float((p - x).square().sum()) for p, x in zip(plain, self.exact)))
         self.straightforward = error / self.norm if self.norm else error
@@ -411,10 +476,10 @@ class Checker:
         """Relative error of `out`, [batch, sequence, heads, dim]; NaN counts as infinite."""
         import torch
 
-        index = torch.tensor(self.rows, device="cuda")
         total = 0.0
-        for (b, h), exact in zip(self.heads, self.exact):
-            total += float((out[b, index, h].double() - exact).square().sum())
+        for (_, _, h, rows, batch, first), exact in zip(self.samples, self.exact):
+            index = first + torch.tensor(rows, device="cuda")
+            total += float((out[batch, index, h].double() - exact).square().sum())
         error = math.sqrt(total) / self.norm if self.norm else math.sqrt(total)
         return math.inf if math.isnan(error) else error
 
@@ -433,7 +498,7 @@ class Tilewright:
         self.inputs = inputs
         self.attention = library.prepare(library_text(text or spec.text))
         self.out = torch.full(
-            (spec.batch, spec.seqlen_q, spec.heads_q, spec.dim_v),
+            (*inputs.q.shape[:3], spec.dim_v),
             math.nan,
             dtype=torch_type(spec.out_type()),
             device="cuda",
@@ -450,6 +515,11 @@ class Tilewright:
             )
             args.lse = self.lse.data_ptr()
             args.lse_stride_batch, args.lse_stride_head, _ = self.lse.stride()
+        if spec.lengths is not None:
+            args.cu_seqlens_q, args.cu_seqlens_kv = (t.data_ptr() for t in inputs.cu_seqlens)
+            args.total_q, args.total_kv = spec.rows()
+        if spec.sinks:
+            args.sinks = inputs.sinks.data_ptr()
         if spec.alibi:
             args.alibi_slopes = inputs.slopes.data_ptr()
         for n, tensor in enumerate(inputs.terms):
@@ -707,8 +777,55 @@ def make_package(name, inputs):
     return call, ""
 
 
+def make_packed(name, inputs):
+    """Kernels for packed sequences that scaled_dot_product_attention has for nested tensors only."""
+    import torch
+
+    spec = inputs.spec
+    if name == "cudnn" or spec.alibi or spec.softcap or spec.top_left or spec.sinks:
+        raise TilewrightError("PyTorch has no such operation on packed sequences")
+    longest = [max(lengths) for lengths in zip(*spec.lengths)]
+    if name == "flash":
+
+        def call():
+            return torch.ops.aten._flash_attention_forward(
+                *(t[0] for t in (inputs.q, inputs.k, inputs.v)),
+                *inputs.cu_seqlens,
+                *longest,
+                0.0,
+                spec.causal,
+                False,
+                scale=spec.effective_scale(),
+                window_size_left=spec.window_left,
+                window_size_right=spec.right(),
+            )[0][None]
+
+        return call, ""
+    if spec.window_left >= 0 or spec.window_right >= 0 or spec.heads_q != spec.heads_kv:
+        raise TilewrightError("the memory-efficient kernel has no windows and no groups")
+
+    def call():
+        return torch.ops.aten._efficient_attention_forward(
+            inputs.q,
+            inputs.k,
+            inputs.v,
+            None,
+            *inputs.cu_seqlens,
+            *longest,
+            0.0,
+            2 if spec.causal else 0,  # the diagonal at the bottom right
+            scale=spec.effective_scale(),
+        )[0]
+
+    return call, ""
+
+
 def make_peer(name, inputs):
     """(callable that returns [batch, sequence, heads, dim], note)."""
+    if inputs.spec.lengths is not None:
+        return make_packed(name, inputs)
+    if inputs.spec.sinks:
+        raise TilewrightError("PyTorch has no sinks")
     if name == "flex":
         return make_flex(inputs)
     if name in PACKAGES:
@@ -810,7 +927,7 @@ def measured_limits():
 def bytes_moved(spec):
     """Of Q, K, V and O, each once, and of the terms as they are stored."""
     element = {"fp32": 4, "e4m3": 1}.get(spec.type, 2)
-    rows_q, rows_kv = spec.batch * spec.seqlen_q, spec.batch * spec.seqlen_kv
+    rows_q, rows_kv = spec.rows()
     dims = spec.dim_qk + spec.dim_v
     total = element * dims * (rows_q * spec.heads_q + rows_kv * spec.heads_kv)
     for term in spec.terms:
@@ -1164,12 +1281,8 @@ def zoo_terms(workload):
 
 def zoo_obstacle(workload):
     """Why this program makes no inputs for a workload of the zoo, or None."""
-    if workload["varlen"]:
-        return "packed sequences"
     if workload["paged"]:
         return "pages"
-    if workload["sinks"]:
-        return "sinks"
     if workload.get("kv_dtype"):
         return "keys and values of 8 bits, which decode.py times"
     if workload.get("left_padding") or workload.get("cache_batch_idx"):
@@ -1210,6 +1323,14 @@ def zoo_entries(patterns, path=ZOO):
         for field in ("scale", "softcap"):
             if workload[field] is not None:
                 words.append(f"{field}={workload[field]}")
+        if workload["sinks"]:
+            words.append("sinks")
+        if workload["varlen"]:
+            # Also those that are stored with places for more tokens.
+            lengths = "/".join(
+                ",".join(map(str, workload[field])) for field in ("seqlens", "seqlens_kv")
+            )
+            words.append(f"varlen layout=thd lengths={lengths}")
         spec = " ".join(words + zoo_terms(workload))
         entries.append(
             {"name": workload["name"], "spec": spec, "versus": "best", "must": None, "aim": None}

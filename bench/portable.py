@@ -136,7 +136,7 @@ def table(results):
     add("all", zoo)
     lines += [
         "",
-        f"{len(results['not_timed'])} further workloads (packed sequences, pages, masks and biases by snippets) are "
+        f"{len(results['not_timed'])} further workloads (pages, masks and biases by snippets) are "
         "checked by the GPU tests and not timed here.",
     ]
     not_reached = {entry["name"] for entry in compare.zoo_entries(["*"])} - specs.keys()

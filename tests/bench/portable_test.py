@@ -110,7 +110,20 @@ class PortableTest(unittest.TestCase):
         left_out = portable.not_timed()
         self.assertEqual(timed & set(left_out), set())
         self.assertEqual(len(timed) + len(left_out), len(compare.zoo_workloads(["*"])))
-        self.assertEqual(left_out["llama3-8b-decode-b32-paged16"], "packed sequences")
+        self.assertEqual(left_out["llama3-8b-decode-b32-paged16"], "pages")
+
+    def test_packed_sequences_of_the_zoo(self):
+        (entry,) = compare.zoo_entries(["moonshine-tiny-d36"])
+        spec = compare.parse_spec(entry["spec"])
+        self.assertEqual((len(spec.lengths), spec.lengths[0]), (16, (415, 415)))
+        self.assertEqual(spec.rows(), (3235, 3235))
+        self.assertEqual(spec.sequence(1).seqlen_kv, 120)
+        squares = sum(queries * keys for queries, keys in spec.lengths)
+        self.assertEqual(compare.flops(spec), 2 * squares * 8 * (36 + 36))
+        self.assertEqual(
+            compare.library_text(entry["spec"]),
+            "fwd fp16 b=16 h=8/8 s=500/500 d=36/36 varlen layout=thd",
+        )
 
     def test_terms_of_the_zoo(self):
         by_name = {
