@@ -160,6 +160,13 @@ void AddSm80Cases(std::vector<Case>& cases) {
       }
     }
   }
+  // ALiBi and softcap alone beside 32 rows a warp, which large problems have.
+  for (std::string_view spec :
+       {"fwd bf16 b=8 s=2048 d=128 h=16 causal alibi",
+        "fwd bf16 b=8 s=2048 d=128 h=16 varlen window=1023,0 alibi softcap=30 sinks lse",
+        "fwd bf16 b=8 s=2048 d=96 h=16 causal softcap=30"}) {
+    cases.push_back({plan::Family::kFwdSm80, std::string(spec), "sm_90a"});
+  }
 }
 
 // What attn_fwd_sm90 leaves to others.

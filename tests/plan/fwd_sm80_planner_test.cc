@@ -104,6 +104,16 @@ TEST(FwdSm80PlannerTest, LongQueriesTakeWideWarps) {
   }
 }
 
+TEST(FwdSm80PlannerTest, AlibiAndSoftcapAloneLeaveRoomForWideWarps) {
+  for (const char* text :
+       {"fwd bf16 b=2 h=16 s=8192 d=128 causal alibi", "fwd bf16 b=2 h=16 s=8192 d=128 softcap=50",
+        "fwd bf16 b=2 h=16 s=8192 d=96 causal alibi softcap=50 lse sinks"}) {
+    EXPECT_EQ(Plan(text).plans.front().rows_per_warp, 32) << text;
+  }
+  const FamilyAnswer biased = Plan("fwd bf16 b=2 h=16 s=8192 d=128 alibi bias=bf16:1,16,8192,8192");
+  EXPECT_EQ(biased.plans.front().rows_per_warp, 16);
+}
+
 TEST(FwdSm80PlannerTest, RefusalsNameTheRuleAndTheNearestServedSpec) {
   const struct {
     const char* text;
