@@ -413,6 +413,8 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
                     MasksByIntervalsOrScores(spec) && (spec.bias.empty() || tile.blocks == 1);
   plan.staged_terms = StagedTerms(spec, tile.blocks);
   if (variant.cluster == 1) OfferParts(request, /*resident=*/tile.blocks, plan);
+  // The LSE of a part is a second sum.
+  if (IsE4m3(spec) && tile.consumers == 3 && plan.split) return std::nullopt;
   const auto fits_registers = [&] {
     if (tile.shares) return true;  // half of each
     const int64_t scores = tile.block_n / 2, weights = scores * element_bytes / 4;
@@ -460,7 +462,7 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
 }
 
 // The ways to share out tiles, best first. Two warpgroups that take turns gain 2 to 8 % at head
-// dims above 64 where tiles differ in length or are long.
+// dims above 64, of 16 bits up to 192, where tiles differ in length or are long.
 std::vector<Variant> VariantsFor(const AttentionSpec& spec) {
   const int64_t dim = std::max(spec.dim_qk, spec.dim_v);
   const bool even = HasEqualTiles(spec);
@@ -481,7 +483,9 @@ std::vector<Variant> VariantsFor(const AttentionSpec& spec) {
       !HasPolicies(spec) && dim == 128 && !even && spec.window_left < 0 && spec.seqlen_q >= 8192;
   if (turns_share_best && can_share) variants.push_back(shared_turns);
   const bool is_short = spec.seqlen_q <= 2048;
-  const bool take_turns = dim > 64 ? dim <= 192 && (!even || long_rows) : !even && is_short;
+  const bool take_turns = dim > 192  ? IsE4m3(spec) && long_rows
+                          : dim > 64 ? !even || long_rows
+                                     : !even && is_short;
   if (take_turns) variants.push_back(turns);
   variants.push_back(series);
   if (!take_turns) variants.push_back(turns);

@@ -207,6 +207,18 @@ TEST(FwdSm90PlannerTest, LongRowsOfE4m3HavePlans) {
   }
 }
 
+// A second sum, of an LSE or of a part of the keys, finds no register in three warpgroups.
+TEST(FwdSm90PlannerTest, E4m3OfMiddleDimsHasThreeWarpgroupsWhereOneSumDoes) {
+  const auto consumers = [](const char* text) { return Plan(text).plans.front().consumers; };
+  EXPECT_EQ(consumers("fwd e4m3 b=2 h=16 s=8192 d=128 out=bf16"), 3);
+  EXPECT_EQ(consumers("fwd e4m3 b=2 h=16 s=8192 d=128 causal out=bf16"), 3);
+  EXPECT_EQ(consumers("fwd e4m3 b=2 h=16 s=8192 d=128 causal lse out=bf16"), 2);
+  EXPECT_EQ(consumers("fwd e4m3 b=2 h=16 s=2048 d=128 causal out=bf16"), 2);
+  EXPECT_EQ(consumers("fwd e4m3 b=2 h=16 s=8192 d=128 window=512,0 out=bf16"), 2);
+  EXPECT_EQ(consumers("fwd e4m3 b=1 h=2 s=4300 d=128 causal out=bf16"), 2);
+  EXPECT_TRUE(Plan("fwd e4m3 b=2 h=8 s=8192 d=256 out=bf16").plans.front().ping_pong);
+}
+
 // Windows of 49 tokens: attn_fwd_sm80 takes less than half the time. Who names the family gets it.
 TEST(FwdSm90PlannerTest, SmallProblemsAreLeftToOthersUnlessAskedFor) {
   EXPECT_FALSE(Plan("fwd bf16 b=4096 h=4 s=65 d=32").plans.empty());
