@@ -854,9 +854,10 @@ def timed_once(call):
     return begin.elapsed_time(end)
 
 
-def time_long(once, warmup, rep):
-    """The median of the calls that end behind `warmup` ms, until `rep` more are over: at least one."""
-    spent, times = 0, []
+def time_long(once, first, warmup, rep):
+    """The median of the calls that end behind `warmup` ms, until `rep` more are over: at least one.
+    `first` is how long one took just now."""
+    spent, times = first, [first] if first > warmup else []
     while not times or spent < warmup + rep:
         took = once()
         spent += took
@@ -870,8 +871,9 @@ def do_bench(call, warmup=WARMUP_MS):
     from triton.testing import do_bench as bench
 
     # Triton's begins with six calls to find out how long one takes.
-    if timed_once(call) >= LONG_MS:
-        return time_long(lambda: timed_once(call), warmup, REP_MS)
+    first = timed_once(call)
+    if first >= LONG_MS:
+        return time_long(lambda: timed_once(call), first, warmup, REP_MS)
     return bench(call, warmup=warmup, rep=REP_MS, return_mode="median")
 
 

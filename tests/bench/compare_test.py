@@ -267,8 +267,8 @@ class MeasureTest(unittest.TestCase):
             calls = iter(took)
             return lambda: next(calls)
 
-        self.assertEqual(compare.time_long(times_of([300.0]), 3, 10), 300.0)
-        self.assertEqual(compare.time_long(times_of([20.0, 11.0, 12.0, 13.0]), 30, 20), 12.0)
+        self.assertEqual(compare.time_long(times_of([]), 300.0, 3, 10), 300.0)
+        self.assertEqual(compare.time_long(times_of([11.0, 12.0, 13.0]), 20.0, 30, 20), 12.0)
 
     def test_heating_ends_with_a_pass_that_took_long(self):
         calls, now = [], [0.0]
