@@ -15,19 +15,19 @@
 //           dQ = dS^T K, of the keys of both, for which it also has these columns of the other's K.
 //           A warpgroup makes 64 columns and adds them from registers (mma/dq_sums.cuh).
 // Order     A warpgroup makes P or dS of step i, and then issues
-//             dV or dK of step i | S or dP of step i + 1 | dQ of step i or, with kDsStages 2, i - 1
-//           dQ is made while the weights of the next step are, and added while that one's dV and dK
-//           are. The last step makes its own S again.
+//             dV or dK of step i | S or dP of step i + 1 | dQ of step i
+//           dQ of a step is made while the weights of the next are, and added while that one's dV
+//           and dK are. The last step makes its own S again.
 // Warps     Warpgroup 0 loads, see mma/bwd_key_tiles.cuh. Warpgroup 1 makes weights, 2 gradients.
 // Barriers  kv_full, rows_full[s]  as in attn_bwd_sm90
 //           rows_empty[s]   likewise, of both blocks
 //           p_full          a warp of the weights each, when it has written its part of P
-//           ds_full[d]      a warp of the gradients each, when it has written its part of dS
+//           ds_full         a warp of the gradients each, when it has written its part of dS
 //           ds_empty        a computing warp each, after dQ
-//           other_ready     a warp of the other block's gradients each, when the place of its copy
-//                           of this block's dS is free: after dQ and, where P lies there, when it
-//                           has read P. What dQ was made of has been copied, so dS may be written.
-//           other_ds_full[d]  a warp of the gradients each, and the bytes of the other block's dS
+//           other_ready     a warp of the other block's gradients each, when it has read P: the
+//                           place of its copy of this block's dS is free. That block has then made
+//                           dQ of the step before, so this block's last dS has been copied.
+//           other_ds_full   a warp of the gradients each, and the bytes of the other block's dS
 //           named 1         the computing warpgroups, when all have read K and V
 //           named 2 + w     warpgroup w of them, around its gradient in shared memory
 // dQ turns  kDeterministic: as in attn_bwd_sm90; a warp counts itself in the next step, when its
@@ -37,9 +37,8 @@
 // Shared    k, v     [panel][64][64]           rows of 128 bytes, 128-byte swizzle, panels of 64
 //           other_k  [1 or 2][64][64]          columns; columns beyond the dim are zeros
 //           q, d_o   [kStages][panel][64][64]
-//           ds       [kDsStages][64][64]       a row a key
-//           other_ds [kDsStages][64][64]       the other block's. P, [4][thread][4] packed, lies
-//                                              behind them or, if there is one place, in it
+//           ds       [64][64]                  a row a key
+//           other_ds [64][64]                  the other block's, or P: [4][thread][4] packed
 //           lse (log2), delta  [2][64], in the order of LaneRows
 //           dK and dV in the end over k and v
 #ifndef TILEWRIGHT_FAMILY_ATTN_BWD_SM90_WIDE_CUH_
@@ -96,12 +95,6 @@ struct Shape {
   static constexpr int kPackedPairs = kPairs / 2;
   // Of dQ's columns a block makes every other panel, a warpgroup one.
   static constexpr int kPieces = kPanelsQk > kPair ? 2 : 1;
-  // dS has two places, and P one of its own, where there is room: dQ of a step is then made in the
-  // next one, and nobody waits for the other block's dS.
-  static constexpr int kTilePanels = (1 + Config::kStages) * (kPanelsQk + kPanelsV) + kPieces;
-  static constexpr int kMostPanels = 28;
-  static constexpr int kDsStages = kTilePanels + 5 <= kMostPanels ? 2 : 1;
-  static constexpr bool kOwnP = kDsStages > 1;
   static constexpr int kPieceTiles = kPanelColumns / 8;  // of 8 columns, in a piece of dQ
   static constexpr int kQkTiles = Config::kHeadDimQk / 8;
   static constexpr int kFloatsOfFragment = 128;
@@ -121,10 +114,11 @@ struct alignas(1024) SharedStorage {
   u16 q[Config::kStages][Shape<Config>::kPanelsQk][Config::kBlockM][kPanelColumns];
   u16 d_o[Config::kStages][Shape<Config>::kPanelsV][Config::kBlockM][kPanelColumns];
   u16 other_k[Shape<Config>::kPieces][Config::kBlockN][kPanelColumns];
-  u16 ds[Shape<Config>::kDsStages][1][Config::kBlockN][kPanelColumns];
-  // P in the last of them.
-  u16 other_ds[Shape<Config>::kDsStages + (Shape<Config>::kOwnP ? 1 : 0)][Config::kBlockN]
-              [kPanelColumns];
+  u16 ds[1][Config::kBlockN][kPanelColumns];
+  union {
+    u16 other_ds[1][Config::kBlockN][kPanelColumns];
+    u32 p[Shape<Config>::kPackedPairs / 4][kWarpgroup][4];
+  };
   alignas(16) float lse[kStatsStages][Config::kBlockM];
   alignas(16) float delta[kStatsStages][Config::kBlockM];
   KeyTile tile;
@@ -134,10 +128,10 @@ struct alignas(1024) SharedStorage {
   u64 rows_full[Config::kStages];
   u64 rows_empty[Config::kStages];
   u64 p_full;
-  u64 ds_full[Shape<Config>::kDsStages];
+  u64 ds_full;
   u64 ds_empty;
   u64 other_ready;
-  u64 other_ds_full[Shape<Config>::kDsStages];
+  u64 other_ds_full;
 };
 
 // kMakesWeights: the warpgroup of P and dV, otherwise that of dS and dK.
@@ -177,18 +171,6 @@ struct Consumer : ConsumerBase<Config, Params> {
 
   // Of dQ's columns; there may be none of the number in the second block.
   __device__ __forceinline__ int Panel() const { return static_cast<int>(rank) + kPair * kPiece; }
-  // P: packed, [4][thread][4].
-  __device__ __forceinline__ Words<16>& WeightsAt(int n) const {
-    constexpr int kLast = sizeof(shared.other_ds) / sizeof(shared.other_ds[0]) - 1;
-    return reinterpret_cast<Words<16>*>(&shared.other_ds[kLast])[n * kWarpgroup + thread];
-  }
-  // Until dS of step number `n` is there, this block's and the other one's.
-  __device__ __forceinline__ void WaitForDs(u32 n) const {
-    Wait(shared.ds_full[n % S::kDsStages], n / S::kDsStages % 2);
-  }
-  __device__ __forceinline__ void WaitForOtherDs(u32 n) const {
-    Wait(shared.other_ds_full[n % S::kDsStages], n / S::kDsStages % 2);
-  }
   // An address of this block in the other one.
   __device__ __forceinline__ u32 OfOther(u32 address) const { return ptx::mapa(address, rank ^ 1); }
 
@@ -221,44 +203,32 @@ struct Consumer : ConsumerBase<Config, Params> {
       packed[n] = ptx::cvt_rn_x2_f32(pairs[2 * n + 1], pairs[2 * n], Element{});
     }
   }
-  // Hands it to the other warpgroup, once that has read the last one.
+  // Hands it to the other warpgroup.
   __device__ __forceinline__ void PassWeights() const {
-    if constexpr (S::kOwnP) {
-      if (step > 0) WaitForDs(step - 1);
-    } else {
-      Wait(shared.ds_empty, step % 2);  // it lies where dS of the other block was read
-    }
+    // P lies where dS of the other block was read.
+    Wait(shared.ds_empty, step % 2);
 #pragma unroll
     for (int n = 0; n < S::kPackedPairs / 4; ++n) {
-      WeightsAt(n) = {{packed[4 * n], packed[4 * n + 1], packed[4 * n + 2], packed[4 * n + 3]}};
+      *reinterpret_cast<Words<16>*>(&shared.p[n][thread]) = {
+          {packed[4 * n], packed[4 * n + 1], packed[4 * n + 2], packed[4 * n + 3]}};
     }
     WarpArrives(shared.p_full);
   }
 
-  // Tells the other block that the place of the next copy of its dS is free, `read` what was read
-  // there last.
-  __device__ __forceinline__ void AskForDs(u32 read) const {
-    __syncwarp();
-    if (lane() == 0) {
-      ptx::mbarrier_arrive_cluster_behind(OfOther(ptx::SharedAddress(&shared.other_ready)), read);
-    }
-  }
-
   // dS of this step, from dP and the other warpgroup's P.
   __device__ __forceinline__ void MakeGradients(const Stats& deltas, bool full) {
-    if constexpr (S::kOwnP) {
-      Wait(shared.ds_empty, step % 2);
-      AskForDs(/*read=*/0);
-    }
     Wait(shared.p_full, step % 2);
     Words<16> weights[S::kPackedPairs / 4];
     u32 read = 0;
 #pragma unroll
     for (int n = 0; n < S::kPackedPairs / 4; ++n) {
-      weights[n] = WeightsAt(n);
+      weights[n] = *reinterpret_cast<const Words<16>*>(&shared.p[n][thread]);
       read |= weights[n].word[0];
     }
-    if constexpr (!S::kOwnP) AskForDs(read);
+    __syncwarp();
+    if (lane() == 0) {
+      ptx::mbarrier_arrive_cluster_behind(OfOther(ptx::SharedAddress(&shared.other_ready)), read);
+    }
 #pragma unroll
     for (int n = 0; n < S::kPackedPairs / 4; ++n) {
       const LaneRows<S::kLaneRows> delta = deltas[n];
@@ -281,37 +251,33 @@ struct Consumer : ConsumerBase<Config, Params> {
   // Puts it where products of both blocks find it. A warp's keys are contiguous there.
   __device__ __forceinline__ void PassGradients() const {
     Wait(shared.other_ready, step % 2);
-    const u32 place = step % S::kDsStages;
-    this->template StoreRows<Config::kBlockM / 8>(shared.ds[place], packed);
+    this->template StoreRows<Config::kBlockM / 8>(shared.ds, packed);
     ptx::fence_proxy_async_shared();
     __syncwarp();
     if (lane() == 0) {
       constexpr int kWarpKeys = kWarpgroupKeys / 4;
       constexpr u32 kBytes = kWarpKeys * kRowBytes;
       const int first = static_cast<int>(ptx::Opaque(thread)) / 32 * kWarpKeys;
-      const u32 full = ptx::SharedAddress(&shared.other_ds_full[place]);
-      Arrive(shared.ds_full[place]);
+      const u32 full = ptx::SharedAddress(&shared.other_ds_full);
+      Arrive(shared.ds_full);
       ptx::mbarrier_arrive_expect_tx(full, kBytes);
-      ptx::cp_async_bulk_to_cluster(OfOther(ptx::SharedAddress(&shared.other_ds[place][first])),
-                                    ptx::SharedAddress(&shared.ds[place][0][first]), kBytes,
+      ptx::cp_async_bulk_to_cluster(OfOther(ptx::SharedAddress(&shared.other_ds[0][first])),
+                                    ptx::SharedAddress(&shared.ds[0][first]), kBytes,
                                     OfOther(full));
     }
   }
 
-  // This warpgroup's columns of dQ of step number `n`, of which step -1 is none.
-  __device__ __forceinline__ void IssueDq(u32 n) {
+  // This warpgroup's columns of dQ of this step.
+  __device__ __forceinline__ void IssueDq() {
     const bool exists = Panel() < S::kPanelsQk;
-    // What lies in the place of what does not exist is added nowhere.
-    const u64 own_k = Descriptor(&shared.k[exists ? Panel() : 0], Config::kBlockN);
-    const u64 other_k = exists ? Descriptor(&shared.other_k[kPiece], Config::kBlockN) : own_k;
-    const bool none = S::kDsStages > 1 && n + 1 == 0;
-    const u32 place = n % S::kDsStages;
-    if (!none) WaitForDs(n);
+    // What lies in the place of columns that do not exist is added nowhere.
+    const u64 own = Descriptor(&shared.k[exists ? Panel() : 0], Config::kBlockN);
+    const u64 other = exists ? Descriptor(&shared.other_k[kPiece], Config::kBlockN) : own;
+    Wait(shared.ds_full, step % 2);
     ptx::wgmma_fence();
-    Wgmma::Dq(dq, none ? own_k : Descriptor(shared.ds[place], Config::kBlockN), own_k, /*adds=*/0);
-    if (!none) WaitForOtherDs(n);
-    Wgmma::Dq(dq, none ? own_k : Descriptor(&shared.other_ds[place], Config::kBlockN), other_k,
-              /*adds=*/1);
+    Wgmma::Dq(dq, Descriptor(shared.ds, Config::kBlockN), own, /*adds=*/0);
+    Wait(shared.other_ds_full, step % 2);
+    Wgmma::Dq(dq, Descriptor(shared.other_ds, Config::kBlockN), other, /*adds=*/1);
     ptx::wgmma_commit_group();
   }
 
@@ -346,21 +312,18 @@ struct Consumer : ConsumerBase<Config, Params> {
     }
   }
 
-  // Waits for dQ that the step before has issued.
+  // Waits for dQ of the step before.
   __device__ __forceinline__ void EndDq() {
     ptx::wgmma_wait_group<0>();
     if constexpr (kHasPiece) ptx::AccumulatorsReady(dq);
     WarpArrives(shared.ds_empty);
   }
 
-  // dQ of a step is added so many steps later.
-  static constexpr int kAddedLater = S::kDsStages;
-
-  // One step, whose S or dP has arrived, while the last dQ is under way. `before`: where dQ goes of
-  // the step that is added in this one, of the step before that, and of those after. No product may
-  // stand under a condition, which would cost ptxas the pipeline (C7515).
+  // One step, whose S or dP has arrived, while dQ of the step before is under way; `before`: where
+  // dQ of the last two steps goes. No product may stand under a condition, which would cost ptxas
+  // the pipeline (C7515).
   __device__ __forceinline__ void Step(int q_begin, bool full, bool last,
-                                       const DqTarget (&before)[kAddedLater + 1]) {
+                                       const DqTarget (&before)[2]) {
     const int stage = rows.stage;
     i32 counted = 0;
     if constexpr (Config::kDeterministic) {
@@ -393,7 +356,7 @@ struct Consumer : ConsumerBase<Config, Params> {
     ptx::wgmma_wait_group<1>();
     ReleaseRows(stage);
     if constexpr (kHasPiece) {
-      IssueDq(step - (S::kDsStages - 1));
+      IssueDq();
       ptx::wgmma_wait_group<1>();
     } else {
       ptx::wgmma_wait_group<0>();
@@ -411,7 +374,7 @@ struct Consumer : ConsumerBase<Config, Params> {
     ptx::AccumulatorsReady(pairs);
 #pragma unroll
     for (float& sum : dq) sum = 0;
-    DqTarget before[kAddedLater + 1];
+    DqTarget before[2];
 #pragma unroll 1
     for (int g = 0; g < Config::kGroup; ++g) {
       Problem problem = ProblemOf<Config>(tile, params);
@@ -421,34 +384,21 @@ struct Consumer : ConsumerBase<Config, Params> {
       for (int m = tile.begin; m < tile.end; ++m) {
         Step(m * Config::kBlockM, m >= tile.full_begin && m < tile.full_end,
              g == Config::kGroup - 1 && m == tile.end - 1, before);
-#pragma unroll
-        for (int n = 0; n < kAddedLater; ++n) before[n] = before[n + 1];
-        before[kAddedLater].tile = first + m;
+        before[0] = before[1];
+        before[1].tile = first + m;
         if constexpr (Config::kDeterministic) {
-          before[kAddedLater].warps_before = this->WarpsBefore(problem, m, tile.kv_begin);
+          before[1].warps_before = this->WarpsBefore(problem, m, tile.kv_begin);
         }
       }
     }
     ptx::wgmma_wait_group<0>();
-    AddRest(before[0], before[1]);
-    if constexpr (S::kDsStages > 1) {
-      if constexpr (kHasPiece) {
-        IssueDq(step - 1);
-        ptx::wgmma_wait_group<0>();
-      }
-      AddRest(before[1], before[2]);
-    }
-    if constexpr (Config::kDeterministic) EndDqTurn(before[kAddedLater]);
-  }
-
-  // dQ to `target`, after the additions to `before`.
-  __device__ __forceinline__ void AddRest(const DqTarget& before, const DqTarget& target) {
     if constexpr (kHasPiece) ptx::AccumulatorsReady(dq);
     if constexpr (Config::kDeterministic) {
-      EndDqTurn(before);
-      if (target.tile >= 0) WaitDqTurn(target, /*counted=*/0);
+      EndDqTurn(before[0]);
+      WaitDqTurn(before[1], /*counted=*/0);
     }
-    if constexpr (kHasPiece) AddDq(target.tile);
+    if constexpr (kHasPiece) AddDq(before[1].tile);
+    if constexpr (Config::kDeterministic) EndDqTurn(before[1]);
   }
 
   // dV or dK of the tile, from the sums.
@@ -628,12 +578,10 @@ __device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared,
     init(shared.kv_full, kLoadingWarps);
     InitialiseRowBarriers<Config>(shared);
     init(shared.p_full, kWarps);
+    init(shared.ds_full, kWarps);
     init(shared.ds_empty, Shape<Config>::kConsumerWarps);
     init(shared.other_ready, kWarps);
-    for (int place = 0; place < Shape<Config>::kDsStages; ++place) {
-      init(shared.ds_full[place], kWarps);
-      init(shared.other_ds_full[place], kWarps);
-    }
+    init(shared.other_ds_full, kWarps);
     ptx::fence_mbarrier_init();
     ptx::griddepcontrol_wait();
     const PairLoader<Config, Params> loader = {{shared, params}};

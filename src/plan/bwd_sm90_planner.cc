@@ -99,15 +99,13 @@ FamilyAnswer Refuse(const PlanRequest& request) {
 int64_t BwdSm90SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, int64_t dim_v) {
   const int64_t panels = CeilDiv(dim_qk, kPanelColumns) + CeilDiv(dim_v, kPanelColumns);
   if (block_n == kWideTile) {
-    // K and V, columns of the other block's K, Q and dO; dS of both blocks and, where there is
-    // room, another of both and P; and statistics, tiles, barriers. Tiles and dS are panels of 64
-    // rows.
-    const int64_t tile_panels = (1 + stages) * panels + (dim_qk > 2 * kPanelColumns ? 2 : 1);
-    constexpr int64_t kMostPanels = 28;
-    const int64_t ds_stages = tile_panels + 5 <= kMostPanels ? 2 : 1;
-    const int64_t panel_rows = kWideTile * (tile_panels + (ds_stages > 1 ? 5 : 2));
-    const int64_t rest = kStatsStages * int64_t{block_m} * 8 + 2 * 28 + 8 +
-                         8 * (4 + 2 * ds_stages + 2 * int64_t{stages});
+    // K and V and columns of the other block's K, Q and dO, dS of both; and statistics, the tile,
+    // barriers.
+    const int64_t other_panels = dim_qk > 2 * kPanelColumns ? 2 : 1;
+    const int64_t panel_rows =
+        block_n * (panels + other_panels + 2) + stages * int64_t{block_m} * panels;
+    const int64_t rest =
+        kStatsStages * int64_t{block_m} * 8 + 2 * 28 + 8 + 8 * (6 + 2 * int64_t{stages});
     return RoundUp(panel_rows * kPanelRowBytes + rest, kSharedAlignment);
   }
   // The next K beside K, V, Q and dO, dS.
