@@ -9,12 +9,19 @@
 // Warps     kWarps, each with kRowsPerWarp rows (one or two m16 fragments) from the scores to the
 //           output. All warps copy and compute.
 // Tiles     With masks (element tests) and without, a loop each (kPeeled) or a branch.
-// Barriers  kStages 2: one a tile, when K(n), V(n) have arrived and tile n + 1 has been read.
-//           kStages 1: two, when K(n) has arrived (V(n) then starts) and when V(n) has (K(n - 1)).
+// Barriers  kStages 2: one a tile, when K(n), V(n) have landed and tile n + 1 has been read.
+//           The same where warps share rows: none of the block. Warps wait for K(n) and for V(n)
+//           when they need them (mma/copy_barriers.cuh). K(n - 1) is asked for behind the scores of
+//           tile n, where K(n + 1) lay, which every warp has read: each has asked for K(n) only
+//           then, and that has landed. V(n - 1) likewise behind the products of V(n). Weights of
+//           tile n are made once V(n) has landed, when every warp is through with tile n + 1.
+//           kStages 1: two a tile, when K(n) has landed (V(n) then starts) and when V(n) has
+//           (K(n - 1)).
 // NaN, Inf  P * V makes a NaN of a masked key's NaN. When O comes out non-finite the tile is
 // computed
 //           once more with the rows of V zeroed that no row of the tile may see.
-// Shared    qo [kBlockM][pitch]           Q, at the end O
+// Shared    the barriers of copies
+//           qo [kBlockM][pitch]           Q, at the end O
 //           k  [kStages][kBlockN][pitch]
 //           v  [kStages][kBlockN][pitch]
 //           Rows are an odd number of 16-byte chunks apart: the eight rows that a phase of ldmatrix
@@ -30,6 +37,7 @@
 #include "core/problem.cuh"
 #include "core/tile_walk.cuh"
 #include "core/warp_reduce.cuh"
+#include "mma/copy_barriers.cuh"
 #include "mma/half_core.cuh"
 #include "mma/key_blocks.cuh"
 #include "mma/score_tile.cuh"
@@ -97,27 +105,41 @@ struct KeyLoop {
   float to_log2;
   typename PointerOf<typename Config::Element>::Type k;
   typename PointerOf<typename Config::Element>::Type v;
-  int n;          // block of keys
-  int stage = 0;  // where it lies
+  int n;       // block of keys
+  u32& count;  // of tiles that this block has been through: their places and barriers take turns
 
   __device__ __forceinline__ int Below() const {
     return BlockBelow<Config>(n, walk, problem, q_begin, RowsEnd<Config>(problem, q_begin), params);
   }
-  __device__ __forceinline__ void StartK(int to_stage, int block) {
+  // Where tile number `tile` of the block lies.
+  static __device__ __forceinline__ int StageOf(u32 tile) {
+    return Config::kStages == 2 ? static_cast<int>(tile % 2) : 0;
+  }
+  // Copies of block `block` as tile number `tile`.
+  __device__ __forceinline__ void StartK(u32 tile, int block) {
+    const int to_stage = StageOf(tile);
     using Shape = TileShape<Config::kHeadDimQk, Core<Config>::kQStep, Config::kRunKeys,
                             Core<Config>::kQkShift>;
     StartCopyOfKeys<Config, Shape>(shared.k[to_stage], k, params.core.k_strides, problem,
                                    i64{block} * Config::kBlockN, params, shared.tile.k_shift);
     CommitCopies<Config>();
+    if constexpr (kHasCopyBarriers<Config>) {
+      ArriveBehindCopies(shared.k_landed[to_stage],
+                         !Aligned16<typename Config::Element>(k, params.core.k_strides));
+    }
   }
-  __device__ __forceinline__ void StartV(int to_stage, int block) {
+  __device__ __forceinline__ void StartV(u32 tile, int block) {
+    const int to_stage = StageOf(tile);
     using Shape =
         TileShape<Config::kHeadDimV, Core<Config>::kVStep, Config::kRunKeys, Core<Config>::kVShift>;
     StartCopyOfKeys<Config, Shape>(shared.v[to_stage], v, params.core.v_strides, problem,
                                    i64{block} * Config::kBlockN, params, shared.tile.v_shift);
     CommitCopies<Config>();
+    if constexpr (kHasCopyBarriers<Config>) {
+      ArriveBehindCopies(shared.v_landed[to_stage],
+                         !Aligned16<typename Config::Element>(v, params.core.v_strides));
+    }
   }
-
   // Whether every row sees all of block n.
   __device__ __forceinline__ bool Whole(i64 kv_begin) const {
     if constexpr (kHasFullBlocks<Config>) return n >= walk.full_begin && n < walk.full_end;
@@ -131,15 +153,18 @@ struct KeyLoop {
   template <bool kMasked>
   __device__ __forceinline__ void Tile() {
     const int below = Below();
-    WaitForCopies<Config>();
-    __syncthreads();
-    if constexpr (Config::kStages == 2) {
-      if (below >= walk.begin) {
-        StartK(stage ^ 1, below);
-        StartV(stage ^ 1, below);
-      }
+    const int stage = StageOf(count);
+    const bool more = below >= walk.begin;
+    if constexpr (kHasCopyBarriers<Config>) {
+      WaitForTile(shared.k_landed, count);
     } else {
-      StartV(0, n);
+      WaitForCopies<Config>();
+      __syncthreads();
+      if constexpr (Config::kStages == 1) StartV(count, n);
+      if (Config::kStages == 2 && more) {
+        StartK(count + 1, below);
+        StartV(count + 1, below);
+      }
     }
     if constexpr (Core<Config>::kQkShift > 0) {
       if (careful) ZeroBeforeRows<Config>(shared.k[stage], shared.tile.k_shift);
@@ -147,18 +172,23 @@ struct KeyLoop {
     const bool whole = !kMasked || Whole(i64{n} * Config::kBlockN);
     typename Core<Config>::ScoreTile scores;
     core.Scores(scores, stage);
-    if constexpr (Config::kStages == 1) {
+    if constexpr (kHasCopyBarriers<Config>) {
+      if (more) StartK(count + 1, below);
+      WaitForTile(shared.v_landed, count);
+    } else if constexpr (Config::kStages == 1) {
       WaitForCopies<Config>();
       __syncthreads();
-      if (below >= walk.begin) StartK(0, below);
+      if (more) StartK(count + 1, below);
     }
-    Attend(scores, whole);
-    if constexpr (Config::kStages == 2) stage ^= 1;
+    Attend(scores, stage, whole);
+    if (kHasCopyBarriers<Config> && more) StartV(count + 1, below);
+    ++count;
     n = below;
   }
 
   // Takes the scores of block n to their end. `whole`: every row sees all of its keys.
-  __device__ __forceinline__ void Attend(typename Core<Config>::ScoreTile& scores, bool whole) {
+  __device__ __forceinline__ void Attend(typename Core<Config>::ScoreTile& scores, int stage,
+                                         bool whole) {
     const i64 kv_begin = i64{n} * Config::kBlockN;
     const i64 row_begin = q_begin + Core<Config>::FirstRow();
     const i64 key_begin = kv_begin + Core<Config>::FirstKey();
@@ -186,7 +216,7 @@ struct KeyLoop {
 // complete.
 template <class Config, class Params>
 __device__ __forceinline__ void WalkKeys(Core<Config>& core, SharedStorage<Config>& shared,
-                                         bool careful, [[maybe_unused]] int q_shift,
+                                         bool careful, [[maybe_unused]] int q_shift, u32& count,
                                          const Params& params) {
   const Problem& problem = shared.tile.problem;
   const i64& q_begin = shared.tile.q_begin;
@@ -209,12 +239,13 @@ __device__ __forceinline__ void WalkKeys(Core<Config>& core, SharedStorage<Confi
       .k = shared.tile.k,
       .v = shared.tile.v,
       .n = static_cast<int>(range.end),
+      .count = count,
   };
   const BlockWalk& walk = loop.walk;
   loop.n = loop.Below();
   if (loop.n < walk.begin) return;
-  loop.StartK(0, loop.n);
-  if constexpr (Config::kStages == 2) loop.StartV(0, loop.n);
+  loop.StartK(count, loop.n);
+  if constexpr (Config::kStages == 2) loop.StartV(count, loop.n);
   if constexpr (Core<Config>::kQkShift > 0) {
     WaitForCopies<Config>();
     __syncthreads();
@@ -234,9 +265,10 @@ __device__ __forceinline__ void WalkKeys(Core<Config>& core, SharedStorage<Confi
   }
 }
 
-// The tile of rows that shared.tile names.
+// The tile of rows that shared.tile names. `count`: of tiles of keys before.
 template <class Config, class Params>
-__device__ __forceinline__ void AttendTile(SharedStorage<Config>& shared, const Params& params) {
+__device__ __forceinline__ void AttendTile(SharedStorage<Config>& shared, u32& count,
+                                           const Params& params) {
   using Element = typename Config::Element;
   const abi::TensorStrides& strides = params.core.q_strides;
   const Problem& problem = shared.tile.problem;
@@ -256,7 +288,7 @@ __device__ __forceinline__ void AttendTile(SharedStorage<Config>& shared, const 
     // Also when no key follows: O is written where these copies land.
     CommitCopies<Config>();
     core.Start();
-    WalkKeys<Config>(core, shared, careful, q_shift, params);
+    WalkKeys<Config>(core, shared, careful, q_shift, count, params);
     if (careful || !__syncthreads_or(core.NonFinite())) break;
   }
   WaitForCopies<Config>();
@@ -281,6 +313,10 @@ __device__ __forceinline__ void Run(const Params& params) {
   static_assert(Core<Config>::kScoreKeys % (4 * Config::kRunKeys) == 0);
   extern __shared__ __align__(16) u8 shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
+  if constexpr (kHasCopyBarriers<Config>) {
+    if (threadIdx.x == 0) shared.Start(kThreads<Config>);
+  }
+  u32 count = 0;
   const i64 parts = NumParts<Config>(params);
   WalkTilesInParts<Config>(params, parts, [&](const Problem& problem, i64 q_begin, i64 part) {
     __syncthreads();
@@ -298,7 +334,7 @@ __device__ __forceinline__ void Run(const Params& params) {
           ShiftOf<Element>(params.core.v, v, params.core.v_strides, Core<Config>::kVShift)};
     }
     __syncthreads();
-    AttendTile<Config>(shared, params);
+    AttendTile<Config>(shared, count, params);
   });
 }
 

@@ -49,13 +49,6 @@ struct HalfRows {
   static constexpr int kQkSteps = kPaddedQk / 16;
   static constexpr int kVTiles = RoundUp(Config::kHeadDimV + kVShift, 8) / 8;
   static constexpr int kScoreKeys = kKeys;
-  // Steps of Q K^T that are one piece of code: the loads of one run behind the products of another.
-  // Measured on one H200 (2026-11-29): 4 or 6 instead of 2 are worth 3 to 7 % at d64 and d96 and
-  // nothing with 16 rows a warp. A rest would be code of its own.
-  static constexpr int kUnroll = kMTiles == 1        ? 2
-                                 : kQkSteps % 4 == 0 ? 4
-                                 : kQkSteps <= 6     ? kQkSteps
-                                                     : 2;
   // fp16 weights end at 65504 and lose bits below 2^-14: their reference must stay near the
   // maximum.
   static constexpr bool kWatchAlways = kIsSame<Element, Fp16>;
@@ -83,8 +76,8 @@ struct HalfRows {
   __device__ __forceinline__ void Scores(ScoreTile& scores, const Element* q,
                                          const Element* k) const {
     ClearTile(scores);
-    ScoreSteps<Ops, kQkSteps, kUnroll, kPitchQo, kPitchQk>(scores, AddressOfRows(q, kPitchQo),
-                                                           AddressOfColumns(k, kPitchQk));
+    ScoreSteps<Ops, kQkSteps, kPitchQo, kPitchQk>(scores, AddressOfRows(q, kPitchQo),
+                                                  AddressOfColumns(k, kPitchQk));
   }
 
   __device__ __forceinline__ void WatchScores(const ScoreTile& scores, float to_log2, bool always) {

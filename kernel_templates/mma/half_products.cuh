@@ -98,19 +98,51 @@ __device__ __forceinline__ void MultiplyByColumns(float (&d)[kMTiles][kNTiles][4
   }
 }
 
-// d += A B^T over kSteps * 16 columns of both.
-template <class Ops, int kSteps, int kUnroll, int kPitchA, int kPitchB, int kMTiles, int kNTiles>
+// The operands of 16 columns: a of A's rows, b of those of B, by twos.
+template <int kMTiles, int kNTiles>
+struct ScoreOperands {
+  u32 a[kMTiles][4];
+  u32 b[(kNTiles + 1) / 2][4];
+};
+
+// d += A B^T over kSteps * 16 columns of both. The operands of a step are loaded ahead of the
+// products of the one before.
+template <class Ops, int kSteps, int kPitchA, int kPitchB, int kMTiles, int kNTiles>
 __device__ __forceinline__ void ScoreSteps(float (&d)[kMTiles][kNTiles][4], unsigned a_address,
                                            unsigned b_address) {
-#pragma unroll kUnroll
-  for (int step = 0; step < kSteps; ++step) {
-    u32 a[kMTiles][4];
+  constexpr int kBytes = sizeof(typename Ops::Element);
+  ScoreOperands<kMTiles, kNTiles> operands[2];
+  const auto load = [&](int to, int step) {
+    auto& at = operands[to];
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
-      ptx::ldmatrix_x4(a[m],
-                       a_address + m * 16 * kPitchA * sizeof(typename Ops::Element) + step * 32);
+      ptx::ldmatrix_x4(at.a[m], a_address + m * 16 * kPitchA * kBytes + step * 32);
     }
-    MultiplyByColumns<Ops, kPitchB>(d, a, b_address + step * 32);
+#pragma unroll
+    for (int n = 0; n + 1 < kNTiles; n += 2) {
+      ptx::ldmatrix_x4(at.b[n / 2], b_address + n * 8 * kPitchB * kBytes + step * 32);
+    }
+    if constexpr (kNTiles % 2 == 1) {
+      u32(&b)[4] = at.b[kNTiles / 2];
+      u32 two[2];
+      ptx::ldmatrix_x2(two, b_address + (kNTiles - 1) * 8 * kPitchB * kBytes + step * 32);
+      b[0] = two[0];
+      b[1] = two[1];
+    }
+  };
+  load(0, 0);
+// As much at once as compiles quickly.
+#pragma unroll(kSteps <= 16 ? kSteps : 4)
+  for (int step = 0; step < kSteps; ++step) {
+    if (step + 1 < kSteps) load((step + 1) % 2, step + 1);
+    const auto& at = operands[step % 2];
+#pragma unroll
+    for (int n = 0; n < kNTiles; ++n) {
+#pragma unroll
+      for (int m = 0; m < kMTiles; ++m) {
+        Ops::Multiply(d[m][n], at.a[m], at.b[n / 2][n % 2 * 2], at.b[n / 2][n % 2 * 2 + 1]);
+      }
+    }
   }
 }
 
@@ -135,6 +167,19 @@ __device__ __forceinline__ void MultiplyByRows(float (&d)[kMTiles][kAllTiles][4]
     for (int m = 0; m < kMTiles; ++m) {
       Ops::Multiply(d[m][kNTiles - 1], a[m], b[0], b[1]);
     }
+  }
+}
+
+// Operands B of 16 rows for tiles n and n + 1, if there are so many.
+template <int kNTiles>
+__device__ __forceinline__ void LoadPairByRows(u32 (&b)[4], unsigned b_address, int n) {
+  if (n + 1 < kNTiles) {
+    ptx::ldmatrix_x4_trans(b, b_address + n * 16);
+  } else {
+    u32 one[2];
+    ptx::ldmatrix_x2_trans(one, b_address + n * 16);
+    b[0] = one[0];
+    b[1] = one[1];
   }
 }
 

@@ -3,14 +3,16 @@
 // and, from the weights of all of them, which they exchange through shared memory, its part of the
 // output's columns. Members as in half_core.cuh.
 //
-// Barriers, one for the warps of each group of rows: before the weights are read; and where maxima
-// of all keys are wanted, which is seldom (mma/score_tile.cuh), or at the end their sums.
+// Barriers, one for the warps of each group of rows: before the others' weights are read, behind
+// the products of a warp's own; and where maxima of all keys are wanted, which is seldom
+// (mma/score_tile.cuh), or at the end their sums.
 #ifndef TILEWRIGHT_MMA_SPLIT_CORE_CUH_
 #define TILEWRIGHT_MMA_SPLIT_CORE_CUH_
 
 #include "core/math.cuh"
 #include "core/problem.cuh"
 #include "core/types.cuh"
+#include "mma/copy_barriers.cuh"
 #include "mma/half_products.cuh"
 #include "mma/score_tile.cuh"
 #include "mma/tile_copy.cuh"
@@ -33,6 +35,8 @@ struct SplitCore {
   static constexpr int kQkSteps = RoundUp(Config::kHeadDimQk, 16) / 16;
   static constexpr int kVTiles = RoundUp(Config::kHeadDimV, kVStep) / kVStep;
   static constexpr int kScoreKeys = Config::kBlockN / kParts;
+  // Steps of 16 keys whose weights a warp has in registers.
+  static constexpr int kOwnSteps = kScoreKeys % 16 == 0 ? kScoreKeys / 16 : 0;
   // Sums of dropped weights are no measure of a row's size.
   static constexpr bool kWatchAlways = kIsSame<Element, Fp16> || !Config::Dropout::kIdentity;
   static constexpr bool kStoresLse = !kIsSame<typename Config::Lse, LseNone>;
@@ -42,12 +46,13 @@ struct SplitCore {
   static_assert(kGroups * kParts == Config::kWarps && kGroups < 16);
   static_assert(kScoreKeys % 8 == 0 && Config::kBlockN % 16 == 0);
 
+  //   the barriers of copies
   //   qo     [kBlockM][pitch]           Q, at the end O
   //   k      [kStages][kBlockN][pitch]
   //   v      [kStages][kBlockN][pitch]
   //   p      [kBlockM][pitch]           weights of a tile
   //   of_row [kParts][kBlockM]          maxima or sums of the rows over the parts' keys
-  struct Shared {
+  struct Shared : CopyBarriers<kHasCopyBarriers<Config>> {
     static constexpr int kPitchQk = Pitch(RoundUp(Config::kHeadDimQk, kQStep));
     static constexpr int kPitchV = Pitch(kVTiles * kVStep);
     static constexpr int kPitchQo = kPitchQk > kPitchV ? kPitchQk : kPitchV;
@@ -65,6 +70,7 @@ struct SplitCore {
   Shared& shared;
   float o[kMTiles][kAllTiles][4];
   SoftmaxState<kMTiles, kHasSums> softmax;
+  bool high;  // a row's sum, in one of the parts
 
   __device__ __forceinline__ explicit SplitCore(Shared& shared) : shared(shared) {}
 
@@ -79,7 +85,7 @@ struct SplitCore {
 
   __device__ __forceinline__ void Scores(ScoreTile& scores, int stage) const {
     ClearTile(scores);
-    ScoreSteps<Ops, kQkSteps, 2, Shared::kPitchQo, Shared::kPitchQk>(
+    ScoreSteps<Ops, kQkSteps, Shared::kPitchQo, Shared::kPitchQk>(
         scores, AddressOfRows(&shared.qo[FirstRow()][0], Shared::kPitchQo),
         AddressOfColumns(&shared.k[stage][FirstKey()][0], Shared::kPitchQk));
   }
@@ -107,44 +113,81 @@ struct SplitCore {
     MoveReferences(highest, o, softmax, always, kLazyLog2);
   }
 
+  // o += P V. A warp's own weights are operands as they are, in registers; those of the others,
+  // which it reads from shared memory, come last, so that nobody waits for them.
   __device__ __forceinline__ void AddValues(ScoreTile& scores, int stage, float to_log2) {
-    if constexpr (Config::Dropout::kIdentity) {
-      Weights<kScoreKeys / 8>(scores, softmax, to_log2, 0);
+    constexpr int kSteps = Config::kBlockN / 16, kPairs = (kVTiles + 1) / 2, kAhead = 2;
+    high = false;
+    if constexpr (!kWatchAlways) {
+      float sums[kMTiles][2];
+      GetRowSums(sums, o);
+#pragma unroll
+      for (int m = 0; m < kMTiles; ++m) high |= fmaxf(sums[m][0], sums[m][1]) > kHighSum;
     }
-#pragma unroll
-    for (int m = 0; m < kMTiles; ++m) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        Element* row = &shared.p[FirstRow() + RowOf(m, 2 * r)][FirstKey()];
-#pragma unroll
-        for (int n = 0; n < kScoreKeys / 8; ++n) {
-          *reinterpret_cast<u32*>(row + ColumnOf(n, 0)) =
-              Ops::Pack(scores[m][n][2 * r + 1], scores[m][n][2 * r]);
-        }
+    if constexpr (kOwnSteps == 0) {
+      if constexpr (Config::Dropout::kIdentity) {
+        Weights<kScoreKeys / 8>(scores, softmax, to_log2, 0);
       }
+      StoreWeights<kScoreKeys / 8>(scores, 0);
+      high = SyncGroupOr(high);
     }
-    SyncGroup();
     const unsigned p_address = AddressOfRows(&shared.p[FirstRow()][0], Shared::kPitchP);
     const unsigned v_address =
         AddressOfRows(&shared.v[stage][0][Part() * kVTiles * 8], Shared::kPitchV);
-#pragma unroll 2
-    for (int step = 0; step < Config::kBlockN / 16; ++step) {
-      u32 p[kMTiles][4];
+    u32 b[kAhead + 1][4];
+    const auto load = [&](int at) {
+      LoadPairByRows<kVTiles>(b[at % (kAhead + 1)],
+                              v_address + StepOf(at / kPairs) * 16 * Shared::kPitchV *
+                                              static_cast<int>(sizeof(Element)),
+                              at % kPairs * 2);
+    };
 #pragma unroll
-      for (int m = 0; m < kMTiles; ++m) {
-        ptx::ldmatrix_x4(p[m], p_address + m * 16 * Shared::kPitchP * sizeof(Element) + step * 32);
+    for (int at = 0; at < kAhead; ++at) load(at);
+    u32 p[kMTiles][4];
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      if (step < kOwnSteps) {
+        if constexpr (Config::Dropout::kIdentity) Weights<2>(scores, softmax, to_log2, 2 * step);
+        StoreWeights<2>(scores, 2 * step);
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m) PackWeights<Ops>(p[m], scores[m], step);
+      } else {
+        if (kOwnSteps > 0 && step == kOwnSteps) high = SyncGroupOr(high);
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m) {
+          ptx::ldmatrix_x4(
+              p[m], p_address + m * 16 * Shared::kPitchP * sizeof(Element) + StepOf(step) * 32);
+        }
       }
-      MultiplyByRows<Ops, kVTiles>(o, p, v_address + step * 16 * Shared::kPitchV * sizeof(Element));
-      if constexpr (kHasRowSums) AddRowSums<Ops>(o, p);
+#pragma unroll
+      for (int pair = 0; pair < kPairs; ++pair) {
+        const int at = step * kPairs + pair;
+        if (at + kAhead < kSteps * kPairs) load(at + kAhead);
+        const u32(&now)[4] = b[at % (kAhead + 1)];
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m) {
+          Ops::Multiply(o[m][2 * pair], p[m], now[0], now[1]);
+          if (2 * pair + 1 < kVTiles) Ops::Multiply(o[m][2 * pair + 1], p[m], now[2], now[3]);
+        }
+      }
+      if constexpr (kHasRowSums) {
+        if (kOwnSteps > 0 ? step < kOwnSteps : step % kParts == Part()) AddRowSums<Ops>(o, p);
+      }
     }
   }
 
   // From numbers that all warps of a group have alike.
   __device__ __forceinline__ void Raise() {
     if constexpr (!kWatchAlways) {
+      if (!high) return;
       float sums[kMTiles][2];
       GetRowSums(sums, o);
-      RaiseReferences(sums, softmax, o);
+      AddOverParts(sums);
+#pragma unroll
+      for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) RaiseRow(softmax, o, m, r, sums[m][r]);
+      }
     }
   }
 
@@ -160,21 +203,14 @@ struct SplitCore {
 #pragma unroll
         for (int r = 0; r < 2; ++r) sums[m][r] = QuadSum(softmax.sum[m][r]);
       }
-      ExchangeRows(sums);
-#pragma unroll
-      for (int m = 0; m < kMTiles; ++m) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          sums[m][r] = 0;
-#pragma unroll
-          for (int part = 0; part < kParts; ++part) {
-            sums[m][r] += shared.of_row[part][FirstRow() + RowOf(m, 2 * r)];
-          }
-        }
-      }
+      AddOverParts(sums);
     }
     float divisors[kMTiles][2];
-    if constexpr (kHasRowSums) GetRowSums(divisors, o);
+    if constexpr (kHasRowSums) {
+      if constexpr (kHasSums) SyncGroup();
+      GetRowSums(divisors, o);
+      AddOverParts(divisors);
+    }
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
@@ -199,9 +235,55 @@ struct SplitCore {
   }
 
  private:
+  // The step of 16 keys that is number `step` of a warp's: its own come first, then those of the
+  // parts behind it.
+  static __device__ __forceinline__ int StepOf(int step) {
+    if constexpr (kOwnSteps == 0) {
+      return step;
+    } else {
+      return (Part() + step / kOwnSteps) % kParts * kOwnSteps + step % kOwnSteps;
+    }
+  }
+  static __device__ __forceinline__ bool SyncGroupOr(bool value) {
+    return ptx::bar_red_or(1 + Group(), kParts * 32, value);
+  }
+
+  // The weights of tiles [first, first + kCount) to shared memory.
+  template <int kCount>
+  __device__ __forceinline__ void StoreWeights(const ScoreTile& scores, int first) const {
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        Element* row = &shared.p[FirstRow() + RowOf(m, 2 * r)][FirstKey()];
+#pragma unroll
+        for (int n = first; n < first + kCount; ++n) {
+          *reinterpret_cast<u32*>(row + ColumnOf(n, 0)) =
+              Ops::Pack(scores[m][n][2 * r + 1], scores[m][n][2 * r]);
+        }
+      }
+    }
+  }
+
+  // Adds up what the parts have of a number for each row, in the same order in all of them.
+  __device__ __forceinline__ void AddOverParts(float (&values)[kMTiles][2]) {
+    ExchangeRows(values);
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        values[m][r] = 0;
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          values[m][r] += shared.of_row[part][FirstRow() + RowOf(m, 2 * r)];
+        }
+      }
+    }
+  }
+
   // shared.of_row = a number for each row from this part, the same in the lanes that share a row.
-  // The barrier of a tile of keys, or the one before its weights are read, lies between two
-  // exchanges.
+  // Between two exchanges every warp of the group has come to a barrier of the group or the block,
+  // or to asking for the values of the next tile, which a warp waits for ahead of its maxima.
   __device__ __forceinline__ void ExchangeRows(const float (&values)[kMTiles][2]) {
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {

@@ -349,7 +349,9 @@ template <int kColumns, int kBytes, class Element>
 __device__ __forceinline__ void StoreTileBy(Element* to, i64 stride, const Element* from, int pitch,
                                             int rows) {
   constexpr int kElements = kBytes / 2, kUnits = kColumns / kElements;
-  for (int index = static_cast<int>(threadIdx.x % 32); index < rows * kUnits; index += 32) {
+  // The lane is found here: kept from the start of a kernel of 255 registers it would spill.
+  const int lane = static_cast<int>(ptx::Opaque(threadIdx.x) % 32);
+  for (int index = lane; index < rows * kUnits; index += 32) {
     const int row = index / kUnits, column = index % kUnits * kElements;
     *reinterpret_cast<Words<kBytes>*>(to + row * stride + column) =
         *reinterpret_cast<const Words<kBytes>*>(from + row * pitch + column);

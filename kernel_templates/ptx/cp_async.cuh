@@ -41,6 +41,12 @@ __device__ __forceinline__ void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
 }
 
+// Arrives at an mbarrier once all copies that this thread has started have landed. Counts as one of
+// the arrivals that the barrier expects.
+__device__ __forceinline__ void cp_async_mbarrier_arrive(unsigned barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(barrier) : "memory");
+}
+
 }  // namespace ptx
 }  // namespace tilewright
 

@@ -38,13 +38,17 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(u32 cluster_address) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(cluster_address) : "memory");
 }
 
-// Whether the phase of this parity has ended; waits a while for it.
+// Whether the phase of this parity has ended; waits a while for it, from sm_90 on.
 __device__ __forceinline__ bool mbarrier_try_wait_parity(u32 barrier, u32 parity) {
   u32 done;
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
+#if __CUDA_ARCH__ >= 900
       "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+#else
+      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+#endif
       "selp.u32 %0, 1, 0, p;\n"
       "}"
       : "=r"(done)

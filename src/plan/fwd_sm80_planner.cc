@@ -59,7 +59,8 @@ struct Shape {
 // Accumulators that a lane may hold before ptxas 13.0 spills, found by compiling. A score or
 // element mask needs registers for its own arithmetic, finding keys on pages most; fp32 for the
 // halves of operands.
-int64_t MaxAccumulators(const AttentionSpec& spec, const WarpChoice& choice, int block_n) {
+int64_t MaxAccumulators(const AttentionSpec& spec, const WarpChoice& choice, int block_n,
+                        int stages) {
   if (spec.page_size != 0 || spec.dropout != 0) return 88;
   if (spec.type == ElementType::kFp32) {
     return choice.rows_per_warp == 32 ? 96 : block_n > 96 ? 88 : 104;
@@ -73,7 +74,11 @@ int64_t MaxAccumulators(const AttentionSpec& spec, const WarpChoice& choice, int
     return block_n <= 48 ? 176 : 160;
   }
   if (HasPolicies(spec)) return 112;
-  if (choice.column_warps > 1) return HasNarrowRows(spec) ? 160 : 184;
+  if (choice.column_warps > 1) {
+    // With two stages K is asked for while scores are held; an LSE has sums of its own besides.
+    if (spec.lse && stages == 2) return 152;
+    return HasNarrowRows(spec) ? 160 : 184;
+  }
   if (choice.rows_per_warp == 16 || block_n > 64) return 160;
   const bool simple_addresses = std::has_single_bit(static_cast<uint64_t>(spec.dim_qk)) &&
                                 std::has_single_bit(static_cast<uint64_t>(spec.dim_v));
@@ -92,8 +97,10 @@ int64_t MostShift(int64_t columns) { return columns % 8 == 0 ? 0 : 8 - (columns 
 int64_t FloatPitchQk(int64_t dim) { return (RoundUp(dim, 16) / 16 | 1) * 16; }
 int64_t FloatPitchV(int64_t dim) { return RoundUp(RoundUp(dim, 8) - 4, 16) + 4; }
 
-// sizeof(RowTile), and what aligns the tiles behind it.
-constexpr int64_t kRowTileBytes = 112;
+// What lies ahead of the tiles: sizeof(CopyBarriers) and sizeof(RowTile), which is aligned.
+int64_t HeaderBytes(const KernelPlan& plan) {
+  return plan.stages == 2 && plan.column_warps > 1 ? 32 + 112 : 112;
+}
 
 // Fills `refusal` and, where one change would do, `nearest`.
 FamilyAnswer Refuse(const PlanRequest& request) {
@@ -201,7 +208,7 @@ int64_t FwdSm80SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v) 
   const int64_t m = plan.block_m, n = plan.block_n, keys = int64_t{plan.stages} * n;
   if (plan.tf32_terms != 0) {
     const int64_t pitch_qk = FloatPitchQk(dim_qk);
-    return kRowTileBytes + 4 * (m * pitch_qk + keys * (pitch_qk + FloatPitchV(dim_v)));
+    return HeaderBytes(plan) + 4 * (m * pitch_qk + keys * (pitch_qk + FloatPitchV(dim_v)));
   }
   const int64_t parts = plan.column_warps;
   const bool shifts = plan.narrow_rows && parts == 1;
@@ -209,7 +216,7 @@ int64_t FwdSm80SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v) 
   const int64_t pitch_v =
       Pitch(parts > 1 ? RoundUp(dim_v, 8 * parts) : dim_v + (shifts ? MostShift(dim_v) : 0));
   int64_t bytes =
-      kRowTileBytes + 2 * (m * std::max(pitch_qk, pitch_v) + keys * (pitch_qk + pitch_v));
+      HeaderBytes(plan) + 2 * (m * std::max(pitch_qk, pitch_v) + keys * (pitch_qk + pitch_v));
   if (parts > 1) {
     // Weights, and a number for each row of each part.
     bytes += 2 * m * Pitch(n) + 4 * parts * m;
@@ -236,13 +243,13 @@ FamilyAnswer PlanFwdSm80(const PlanRequest& request) {
       // The narrowest tile is offered up to where ptxas spills; 16 keys are for wide rows of fp32.
       if (block_n == 16 && !is_float) continue;
       const bool narrowest = block_n == (is_float ? 16 : 32) && choice.rows_per_warp == 16;
-      const int64_t most = MaxAccumulators(spec, choice, block_n);
-      if (shape.accumulators(choice.rows_per_warp) >
-          (narrowest ? std::max(most, kMaxNarrowest) : most)) {
-        continue;
-      }
       for (int stages : {2, 1}) {
         if (stages == 2 && !request.traits.has_cp_async) continue;
+        const int64_t most = MaxAccumulators(spec, choice, block_n, stages);
+        if (shape.accumulators(choice.rows_per_warp) >
+            (narrowest ? std::max(most, kMaxNarrowest) : most)) {
+          continue;
+        }
         KernelPlan plan;
         plan.family = Family::kFwdSm80;
         plan.target = std::string(request.traits.target);

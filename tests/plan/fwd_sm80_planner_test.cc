@@ -46,6 +46,10 @@ TEST(FwdSm80PlannerTest, SharedMemoryOfWarpsThatSplitColumns) {
   // Also weights, 64 of 64 keys, 9 chunks apart; 4 numbers a row.
   EXPECT_EQ(FwdSm80SmemBytes(plan, 512, 512),
             112 + 2 * (64 * 520 + 64 * (520 + 520) + 64 * 72) + 4 * 4 * 64);
+  // Two stages have four barriers for their copies.
+  plan.stages = 2;
+  EXPECT_EQ(FwdSm80SmemBytes(plan, 256, 256),
+            32 + 112 + 2 * (64 * 264 + 2 * 64 * (264 + 264) + 64 * 72) + 4 * 4 * 64);
 }
 
 TEST(FwdSm80PlannerTest, SharedMemoryOfFloats) {

@@ -10,6 +10,7 @@
 #include "tests/emulated/emulator/cluster.h"
 #include "tests/emulated/emulator/memory.h"
 #include "tests/emulated/ptx/cluster.cuh"
+#include "tests/emulated/ptx/cp_async.cuh"
 #include "tests/emulated/ptx/mbarrier.cuh"
 #include "tests/emulated/ptx/named_barrier.cuh"
 
@@ -122,6 +123,12 @@ void ArriveExpectingBytes(unsigned address, unsigned bytes) {
   Arrive(address, bytes, __builtin_return_address(0));
 }
 
+void ArriveBehindCopies(unsigned address) {
+  CommitCopies();
+  WaitForCopies(0);
+  Arrive(address, 0, __builtin_return_address(0));
+}
+
 void WaitForBarrier(unsigned address, unsigned parity) {
   const SharedPlace at = Decode(address);
   PhaseBarrier& barrier = Find(at);
@@ -137,13 +144,26 @@ void WaitForBarrier(unsigned address, unsigned parity) {
 
 // ---- named barriers
 
-void MeetAtNamedBarrier(int barrier, int threads, bool arrive_only) {
+namespace {
+
+void MeetAtNamedBarrier(int barrier, int threads, bool vote, bool arrive_only) {
   if (barrier < 0 || barrier > 15 || threads <= 0 || threads % 32 != 0) {
     cluster->AbortWith("named barrier " + std::to_string(barrier) + " for " +
                        std::to_string(threads) + " threads");
   }
-  cluster->Meet(cluster->barrier(barrier), threads, 0, arrive_only,
+  cluster->Meet(cluster->barrier(barrier), threads, vote, arrive_only,
                 "named barrier " + std::to_string(barrier));
+}
+
+}  // namespace
+
+void MeetAtNamedBarrier(int barrier, int threads, bool arrive_only) {
+  MeetAtNamedBarrier(barrier, threads, false, arrive_only);
+}
+
+bool VoteAtNamedBarrier(int barrier, int threads, bool vote) {
+  MeetAtNamedBarrier(barrier, threads, vote, false);
+  return cluster->fiber().votes.any;
 }
 
 // ---- clusters

@@ -10,6 +10,8 @@ void StartCopy(unsigned destination, const void* source, int bytes, int source_b
 void CommitCopies();
 // Until at most `pending` groups of this thread are left.
 void WaitForCopies(int pending);
+// Arrives at an mbarrier, once all copies of this thread are done, which is at once.
+void ArriveBehindCopies(unsigned barrier);
 
 }  // namespace cuda_on_host
 
@@ -33,6 +35,10 @@ inline void cp_async_commit_group() { cuda_on_host::CommitCopies(); }
 template <int kPending>
 void cp_async_wait_group() {
   cuda_on_host::WaitForCopies(kPending);
+}
+
+inline void cp_async_mbarrier_arrive(unsigned barrier) {
+  cuda_on_host::ArriveBehindCopies(barrier);
 }
 
 }  // namespace ptx
