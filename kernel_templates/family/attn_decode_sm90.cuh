@@ -241,7 +241,7 @@ struct Consumer {
           own_key >= tile.bounds.full_begin && own_key + S::kTeamKeys <= tile.bounds.full_end;
       packed_rows::ApplyPoliciesToRows<Config>(s, tile.piece, row, own_key, full, params.core.scale,
                                                missing, params);
-      packed_rows::Weigh(s, reference, to_log2, after, added);
+      packed_rows::Weigh<0>(s, reference, to_log2, after, added);
     }
     const bool moves = packed_rows::MoveFactors(reference, after, factor);
 #pragma unroll

@@ -9,7 +9,7 @@
 //           half w of its columns. Blocks of 64 keys go to the two in turn: one computes scores and
 //           weights of a block, and both multiply these with their columns of V, which lie where K
 //           does and are read a second time without being copied. (FlashMLA, DeepSeek 2025, shares
-//           the work of a block in this way.) References are the maxima so far, handed from block
+//           the work of a block in this way.) References follow the maxima, handed from block
 //           to block.
 // Order     of a warpgroup's own block n: scores; weights of n, published; weights n times V. The
 //           other's weights (n - 1) are multiplied before the scores of n by warpgroup 0, behind
@@ -68,6 +68,7 @@ inline constexpr int kComputingWarps = 8;
 inline constexpr int kFirstBarrier = 1;
 inline constexpr int kSumsBarrier = 3;
 inline constexpr int kMergeBarrier = 4;
+inline constexpr int kSlack = 8;  // of references below the maxima
 
 template <class Config>
 struct Shape {
@@ -344,7 +345,7 @@ struct Consumer {
     if (has_rows) {
       packed_rows::ApplyPoliciesToRows<Config>(s, tile.piece, tile_row, key, full,
                                                params.core.scale, missing, params);
-      packed_rows::Weigh(s, reference, to_log2, after, added);
+      packed_rows::Weigh<kSlack>(s, reference, to_log2, after, added);
     }
     if constexpr (kScoresFirst && kFollows) {
       ptx::wgmma_wait_group<0>();

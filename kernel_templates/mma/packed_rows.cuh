@@ -401,9 +401,10 @@ __device__ __forceinline__ void ApplyPoliciesToRows(float (&s)[kScores], const P
   }
 }
 
-// Turns scores into weights. References move from `before` to the maxima so far, `after`; `added`:
-// the sums of this thread's weights.
-template <int kScores>
+// Turns scores into weights. References move from `before` to `after`, near the maxima so far;
+// `added`: the sums of this thread's weights. kSlack: to a maximum only where it is more than that
+// far above, for to move means to scale all of O; weights up to 2^kSlack cost no precision.
+template <int kSlack, int kScores>
 __device__ __forceinline__ void Weigh(float (&s)[kScores], const float (&before)[2], float to_log2,
                                       float (&after)[2], float (&added)[2]) {
   constexpr int kChains = 4;
@@ -420,7 +421,12 @@ __device__ __forceinline__ void Weigh(float (&s)[kScores], const float (&before)
     float highest = fmaxf(fmaxf(highs[0], highs[1]), fmaxf(highs[2], highs[3]));
     highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 1));
     highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 2));
-    after[r] = fmaxf(before[r], highest * to_log2);
+    const float top = highest * to_log2;
+    if constexpr (kSlack == 0) {
+      after[r] = fmaxf(before[r], top);
+    } else {
+      after[r] = top > before[r] + kSlack ? top : before[r];
+    }
 #pragma unroll
     for (int n = 0; n < kScores / 4; ++n) {
 #pragma unroll
