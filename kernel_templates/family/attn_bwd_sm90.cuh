@@ -619,21 +619,22 @@ struct Consumer : ConsumerBase<Config, Params> {
     if (tiles == 0) return;
     // Takes what the last step of the other warpgroup passes.
     if (warpgroup == 0) WaitTurn();
-    float dq[4 * S::kDqTiles];
     ptx::wgmma_fence();
     IssueDvDk();
-    IssueDq(dq, ds_count - 2, KeysOfDq(tiles - 1));
     ptx::wgmma_wait_group<0>();
     ptx::AccumulatorsReady(dk);
     ptx::AccumulatorsReady(dv);
-    StageDq(dq, ds_count - 2);
-    AddDq(before[0], /*counted=*/0);
-    EndDqTurn(before[0]);
-    IssueDq(dq, ds_count - 1, KeysOfDq(tiles - 1));
-    ptx::wgmma_wait_group<0>();
-    StageDq(dq, ds_count - 1);
-    AddDq(before[1], /*counted=*/0);
-    EndDqTurn(before[1]);
+#pragma unroll 1
+    for (u32 n = 0; n < kDsStages; ++n) {
+      const DqTarget target = n == 0 ? before[0] : before[1];
+      const u32 number = ds_count - kDsStages + n;
+      float dq[4 * S::kDqTiles];
+      IssueDq(dq, number, KeysOfDq(tiles - 1));
+      ptx::wgmma_wait_group<0>();
+      StageDq(dq, number);
+      AddDq(target, /*counted=*/0);
+      EndDqTurn(target);
+    }
     StoreTile((tiles - 1) % kTileStages);
     // Shared memory must outlive the additions that read it.
     if (lane() == 0) ptx::cp_async_bulk_wait_group_read_0();
