@@ -108,9 +108,11 @@ def not_timed():
 def table(results):
     """The summary of a file of results in Markdown: by the length of the queries and the head dim."""
     zoo = [row for row in results["rows"] if row.get("protocol") == "zoo"]
+    # Rows of an earlier run name its commit.
+    commits = sorted({row.get("commit", results["commit"])[:12] for row in zoo}) or [results["commit"][:12]]
     lines = [
         f"{results['device']}, driver {results['driver']}, {results['date']}, commit "
-        f"{results['commit'][:12]}; best peer: the fastest of cuDNN, FlashAttention-2 and the memory-efficient "
+        f"{', '.join(commits)}; best peer: the fastest of cuDNN, FlashAttention-2 and the memory-efficient "
         "kernel that runs a workload and is right:",
         "",
         "| workloads with | timed | that a peer runs | faster than the best peer | median ratio |",
