@@ -637,30 +637,32 @@ def make_sdpa(inputs, backend):
         return runner(*wide, False), "keys and values expanded beforehand"
 
 
-def make_flash_with_window(inputs):
-    """FlashAttention-2 has windows that scaled_dot_product_attention does not pass on."""
+def flash_forward(spec, tensors, cu_seqlens, longest, causal):
+    """FlashAttention-2 with all that PyTorch's own operator for it takes."""
     import torch
 
+    return torch.ops.aten._flash_attention_forward(
+        *tensors,
+        *cu_seqlens,
+        *longest,
+        0.0,
+        causal,
+        False,
+        scale=spec.effective_scale(),
+        window_size_left=spec.window_left,
+        window_size_right=spec.right(),
+    )[0]
+
+
+def make_flash_with_window(inputs):
+    """FlashAttention-2 has windows that scaled_dot_product_attention does not pass on."""
     spec = inputs.spec
     if spec.terms or spec.alibi or spec.softcap or spec.score or spec.top_left:
         raise TilewrightError("PyTorch's FlashAttention-2 has no such operation")
 
     def call():
-        return torch.ops.aten._flash_attention_forward(
-            inputs.q,
-            inputs.k,
-            inputs.v,
-            None,
-            None,
-            spec.seqlen_q,
-            spec.seqlen_kv,
-            0.0,
-            False,
-            False,
-            scale=spec.effective_scale(),
-            window_size_left=spec.window_left,
-            window_size_right=spec.right(),
-        )[0]
+        tensors, longest = (inputs.q, inputs.k, inputs.v), (spec.seqlen_q, spec.seqlen_kv)
+        return flash_forward(spec, tensors, (None, None), longest, causal=False)
 
     return call, ""
 
@@ -788,17 +790,8 @@ def make_packed(name, inputs):
     if name == "flash":
 
         def call():
-            return torch.ops.aten._flash_attention_forward(
-                *(t[0] for t in (inputs.q, inputs.k, inputs.v)),
-                *inputs.cu_seqlens,
-                *longest,
-                0.0,
-                spec.causal,
-                False,
-                scale=spec.effective_scale(),
-                window_size_left=spec.window_left,
-                window_size_right=spec.right(),
-            )[0][None]
+            tensors = (t[0] for t in (inputs.q, inputs.k, inputs.v))
+            return flash_forward(spec, tensors, inputs.cu_seqlens, longest, spec.causal)[None]
 
         return call, ""
     if spec.window_left >= 0 or spec.window_right >= 0 or spec.heads_q != spec.heads_kv:

@@ -5,9 +5,9 @@
     portable.py --budget 60 --resume bench/results/h200/portable.json ...
     portable.py --table bench/results/h200/portable.json    the summary in the README
 
-Rows come first, then workloads, those that take longest last; what RESUME holds of the same commit is not run again, and no
-group begins after BUDGET seconds, so that several short runs add up to one file. It is written after
-each group. Groups of up to 8 that fit in 16 GB are measured together by the protocol of compare.py
+Rows come first, then workloads, those that take longest last; what RESUME holds of the same commit is
+not run again, and no group begins after BUDGET seconds, so that several short runs add up to one
+file. It is written after each group. Groups of up to 8 that fit in 16 GB are measured together by the protocol of compare.py
 (--together), rows with 40 ms instead of 70 a round, workloads of the zoo with 10 ms and 3 ms of
 warming up (`protocol` says which).
 
@@ -109,7 +109,7 @@ def table(results):
     """The summary of a file of results in Markdown: by the length of the queries and the head dim."""
     zoo = [row for row in results["rows"] if row.get("protocol") == "zoo"]
     # Rows of an earlier run name its commit.
-    commits = sorted({row.get("commit", results["commit"])[:12] for row in zoo}) or [results["commit"][:12]]
+    commits = sorted({row.get("commit", results["commit"])[:12] for row in zoo or [{}]})
     lines = [
         f"{results['device']}, driver {results['driver']}, {results['date']}, commit "
         f"{', '.join(commits)}; best peer: the fastest of cuDNN, FlashAttention-2 and the memory-efficient "
