@@ -53,7 +53,7 @@ struct Shape {
   static constexpr int kComputingWarps = 4 * Config::kConsumers;
   static constexpr int kRowGroups = Config::kBlockM / kRows;
   // Warpgroups that have the same rows, and the keys of a block that each of them has.
-  static constexpr int kTeams = Config::kConsumers / kRowGroups;
+  static constexpr int kTeams = Config::kTeams;
   static constexpr int kTeamKeys = Config::kBlockN / kTeams;
   // Scores are issued before the products of the weights ahead: their registers are then apart.
   static constexpr bool kOverlaps = Config::kConsumers <= 2;

@@ -442,7 +442,9 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
           .Int("kCluster", plan::BlocksOfShare(plan))
           .Int("kClusterShares", plan.cluster / plan::BlocksOfShare(plan))
           .Int("kChunk", plan.chunk);
-      if (plan.column_warps == 1) config.Int("kConsumers", plan.consumers);
+      if (plan.column_warps == 1) {
+        config.Int("kConsumers", plan.consumers).Int("kTeams", std::max(plan.key_warps, 1));
+      }
       // The walk over pieces and pages spills with fewer, and with what merging needs of them.
       config.Int("kLoaderRegisters", plan.column_warps > 1 ? 88 : 72)
           .Int("kConsumerRegisters", plan.column_warps > 1 ? 208

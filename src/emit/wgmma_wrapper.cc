@@ -182,11 +182,7 @@ int StepsOf(int64_t dim, const Factor& type = {"bf16", 2}) {
 
 std::vector<Product> ForwardProducts(const AttentionSpec& spec, const plan::KernelPlan& plan) {
   const int sharers = plan.column_warps;
-  // Warpgroups that have the same rows and each a part of a block's keys.
-  constexpr int kWarpgroupRows = 64;
-  const int teams =
-      plan.family == plan::Family::kDecodeSm90 ? plan.consumers * kWarpgroupRows / plan.block_m : 1;
-  const int keys = plan.block_n / teams;
+  const int keys = plan.block_n / std::max(plan.key_warps, 1);
   const Factor type = FactorOf(spec.type);
   // Eight columns of ones behind V. Warpgroups that share rows have whole panels each.
   const bool ones_behind_v = plan.ones && type.bytes == 2;

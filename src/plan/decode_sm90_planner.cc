@@ -168,6 +168,7 @@ std::vector<KernelPlan> PlansOfWholeRows(const PlanRequest& request) {
     plan.consumers = choice.consumers;
     plan.warps = 4 * (choice.consumers + 1);
     plan.column_warps = 1;
+    plan.key_warps = teams > 1 ? teams : 0;
     plan.cluster = 1;
     plan.block_m = static_cast<int>(kWarpgroupRows) * row_groups;
     plan.block_n = choice.block_n;

@@ -166,7 +166,8 @@ std::string KernelPlan::ToString() const {
                                   block_n, " w", warps, " r", rows_per_warp);
   if (panel != 0) absl::StrAppend(&text, " p", panel);
   if (stages != 0) absl::StrAppend(&text, " s", stages);
-  if (key_warps != 0) absl::StrAppend(&text, " kw", key_warps, " qw", dq_row_warps);
+  if (key_warps != 0) absl::StrAppend(&text, " kw", key_warps);
+  if (dq_row_warps != 0) absl::StrAppend(&text, " qw", dq_row_warps);
   if (consumers != 0) absl::StrAppend(&text, " c", consumers);
   if (blocks != 0) absl::StrAppend(&text, " b", blocks);
   if (cluster != 0) absl::StrAppend(&text, " x", cluster);

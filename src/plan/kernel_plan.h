@@ -87,7 +87,7 @@ struct KernelPlan {
   bool q_in_registers = false;  // rather than read from shared memory for every block of keys
   bool own_o = false;           // O has shared memory of its own; otherwise it lies over Q,
   bool over_v = false;          // or over the stages of V
-  int key_warps = 0;            // attn_bwd_sm80: warps side by side along the keys of a tile
+  int key_warps = 0;            // warps (attn_decode_sm90: warpgroups) along a tile's keys
   int dq_row_warps = 0;         // attn_bwd_sm80: likewise along the rows of a tile of dQ
   int64_t smem_bytes = 0;       // dynamic shared memory of a block
 

@@ -79,6 +79,7 @@ TEST(PlannerTest, FewQueriesOverManyKeysAreDecoded) {
   const KernelPlan group = BestFor("fwd bf16 b=16 h=71/1 s=1/8192 d=64").value().plan;
   EXPECT_EQ(group.family, Family::kDecodeSm90);
   EXPECT_EQ(group.block_m, 128);
+  EXPECT_EQ(group.key_warps, 2);
   EXPECT_EQ(group.cluster, 1);
   ASSERT_EQ(group.after.size(), 1u);
   EXPECT_EQ(group.after[0].tile_rows, 128);
