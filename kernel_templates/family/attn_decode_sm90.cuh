@@ -28,6 +28,7 @@
 #include "policy/scale.cuh"
 #include "policy/score_chain.cuh"
 #include "ptx/griddep.cuh"
+#include "ptx/ldmatrix.cuh"
 #include "ptx/mma_sync.cuh"
 #include "ptx/named_barrier.cuh"
 #include "ptx/setmaxnreg.cuh"
@@ -45,6 +46,7 @@ using packed_rows::Wait;
 
 inline constexpr int kZeroedBarrier = 1;
 inline constexpr int kHandedBarrier = 2;  // of the first 64 rows; the next is that of the second
+inline constexpr int kSlack = 8;          // of references below the maxima
 
 template <class Config>
 struct Shape {
@@ -211,6 +213,51 @@ struct Consumer {
     Release(shared.v_empty[of_stage]);
   }
 
+  // Turns the scores of keys that all rows see into weights below the references as they are,
+  // without a look at the maxima. False where a weight may be more than 2^kSlack: `s` has the
+  // scores once more.
+  __device__ __forceinline__ bool WeighAsBefore(float (&s)[S::kScores],
+                                                const packed_rows::TilePiece& tile, int own_key,
+                                                float (&added)[2]) const {
+    packed_rows::ApplyPoliciesToRows<Config>(s, tile.piece, row, own_key, true, params.core.scale,
+                                             0, params);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) added[r] = packed_rows::WeighRow(s, r, to_log2, reference[r]);
+    constexpr float kMost = 1 << kSlack;
+    if (!__any_sync(kAllLanes, added[0] > kMost || added[1] > kMost)) return true;
+    ScoresAgain(s);
+    return false;
+  }
+
+  // Of this warp alone, for which the others do not wait: by mma.sync, whose sums lie where those
+  // of a warpgroup's product do.
+  __device__ __forceinline__ void ScoresAgain(float (&s)[S::kScores]) const {
+    // Rows of both tiles are read by eights, so that a lane's is the same of each in the swizzle.
+    const u32 lane = threadIdx.x % 32, swizzle = lane % 8;
+    const u32 q_rows = ptx::SharedAddress(&shared.q[0][row]) + (lane % 16 - lane / 4) * kRowBytes;
+    const u32 k_rows = ptx::SharedAddress(&shared.k[stage][0][team * S::kTeamKeys]) +
+                       (lane / 16 * 8 + swizzle) * kRowBytes;
+    float sums[S::kScores / 4][4] = {};
+#pragma unroll 1
+    for (u32 step = 0; step < RoundUp(Config::kHeadDimQk, 16) / 16; ++step) {
+      const u32 panel = step / 4, chunk = step % 4 * 2;
+      u32 q[4];
+      ptx::ldmatrix_x4(
+          q, q_rows + panel * (Config::kBlockM * kRowBytes) + ((chunk + lane / 16) ^ swizzle) * 16);
+      const u32 keys =
+          k_rows + panel * (Config::kBlockN * kRowBytes) + ((chunk + lane / 8 % 2) ^ swizzle) * 16;
+#pragma unroll
+      for (int n = 0; n < S::kTeamKeys / 16; ++n) {
+        u32 k[4];
+        ptx::ldmatrix_x4(k, keys + n * 16 * kRowBytes);
+        ptx::mma_m16n8k16(sums[2 * n], q, k[0], k[1], Element{});
+        ptx::mma_m16n8k16(sums[2 * n + 1], q, k[2], k[3], Element{});
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < S::kScores; ++n) s[n] = sums[n / 4][n % 4];
+  }
+
   template <bool kFirst>
   __device__ __forceinline__ void Step(const packed_rows::TilePiece& tile, int key) {
     const int before = stage == 0 ? Config::kStages - 1 : stage - 1;
@@ -232,17 +279,24 @@ struct Consumer {
       missing = shared.missing[stage] >> (team * S::kTeamKeys / packed_rows::CopyRows<Config>());
       __syncwarp();
     }
-    Release(shared.k_empty[stage]);
+    if constexpr (S::kOverlaps) Release(shared.k_empty[stage]);
     float after[2] = {reference[0], reference[1]}, factor[2], added[2] = {0, 0};
     // Scores of rows that do not exist are those of zeros.
     if (has_rows) {
       const int own_key = key + team * S::kTeamKeys;
       const bool full =
           own_key >= tile.bounds.full_begin && own_key + S::kTeamKeys <= tile.bounds.full_end;
-      packed_rows::ApplyPoliciesToRows<Config>(s, tile.piece, row, own_key, full, params.core.scale,
-                                               missing, params);
-      packed_rows::Weigh<0>(s, reference, to_log2, after, added);
+      bool weighed = false;
+      if constexpr (!kFirst && !S::kOverlaps) {
+        if (full && missing == 0) weighed = WeighAsBefore(s, tile, own_key, added);
+      }
+      if (!weighed) {
+        packed_rows::ApplyPoliciesToRows<Config>(s, tile.piece, row, own_key, full,
+                                                 params.core.scale, missing, params);
+        packed_rows::Weigh<kSlack>(s, reference, to_log2, after, added);
+      }
     }
+    if constexpr (!S::kOverlaps) Release(shared.k_empty[stage]);
     const bool moves = packed_rows::MoveFactors(reference, after, factor);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

@@ -401,6 +401,25 @@ __device__ __forceinline__ void ApplyPoliciesToRows(float (&s)[kScores], const P
   }
 }
 
+// Turns the scores of row r into weights below `reference`; returns the sum of this thread's.
+template <int kScores>
+__device__ __forceinline__ float WeighRow(float (&s)[kScores], int r, float to_log2,
+                                          float reference) {
+  constexpr int kChains = 4;
+  static_assert(kScores / 4 >= kChains);
+  float sums[kChains] = {};
+#pragma unroll
+  for (int n = 0; n < kScores / 4; ++n) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      float& weight = s[4 * n + 2 * r + c];
+      weight = ptx::ex2_approx_ftz(fmaf(weight, to_log2, -reference));
+      sums[n % kChains] += weight;
+    }
+  }
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
 // Turns scores into weights. References move from `before` to `after`, near the maxima so far;
 // `added`: the sums of this thread's weights. kSlack: to a maximum only where it is more than that
 // far above, for to move means to scale all of O; weights up to 2^kSlack cost no precision.
@@ -408,11 +427,10 @@ template <int kSlack, int kScores>
 __device__ __forceinline__ void Weigh(float (&s)[kScores], const float (&before)[2], float to_log2,
                                       float (&after)[2], float (&added)[2]) {
   constexpr int kChains = 4;
-  static_assert(kScores / 4 >= kChains);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     // In four chains: the other warpgroup waits for the weights.
-    float highs[kChains], sums[kChains] = {};
+    float highs[kChains];
 #pragma unroll
     for (int n = 0; n < kScores / 4; ++n) {
       const float high = fmaxf(s[4 * n + 2 * r], s[4 * n + 2 * r + 1]);
@@ -427,16 +445,7 @@ __device__ __forceinline__ void Weigh(float (&s)[kScores], const float (&before)
     } else {
       after[r] = top > before[r] + kSlack ? top : before[r];
     }
-#pragma unroll
-    for (int n = 0; n < kScores / 4; ++n) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        float& weight = s[4 * n + 2 * r + c];
-        weight = ptx::ex2_approx_ftz(fmaf(weight, to_log2, -after[r]));
-        sums[n % kChains] += weight;
-      }
-    }
-    added[r] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    added[r] = WeighRow(s, r, to_log2, after[r]);
   }
 }
 

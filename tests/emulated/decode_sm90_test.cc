@@ -35,6 +35,14 @@ void PutNanBehind(HostCase& c, const std::vector<int32_t>& lengths) {
 
 void PutNanBehindLengths(HostCase& c) { PutNanBehind(c, {700, 65}); }
 
+// Every block of keys has scores far above those ahead of it, one by more than a weight can take.
+void RaiseScores(HostCase& c) {
+  for (int64_t h = 0; h < c.spec.heads_q; ++h) c.q.Set(c.QAt(0, 0, h, 0), 16);
+  for (int64_t j = 0; j < c.spec.seqlen_kv; ++j) {
+    c.k.Set(c.KAt(0, j, 0, 0), 0.2 * static_cast<double>(j) + (j < 400 ? 0 : 100));
+  }
+}
+
 // A scenario, by the planner's first plan but with `slots` shares of the keys, of which a cluster
 // has so many.
 Emulation InClusters(Scenario scenario, int of_cluster, int slots) {
@@ -60,6 +68,7 @@ const std::vector<Emulation>& Emulations() {
         {"fwd bf16 b=1 h=132/2 s=3/900 d=128 window=200,0 batch_invariant sinks lse"},
         {"fwd bf16 b=1 h=40/1 s=1/600 d=40 lse", {}, {}, misalign},
         {"fwd bf16 b=2 h=33/1 s=1/1000 d=64 varlen lse", {}, {}, PutNanBehindLengths},
+        {"fwd bf16 b=1 h=71/1 s=1/700 d=64 lse", {}, {}, RaiseScores},
         {"fwd bf16 b=2 h=70/1 s=1/700 d=320/256 lse", {}, {}, ShareKeys},
         {"fwd bf16 b=1 h=130/1 s=2/1100 d=264/256 causal softcap=20 lse", {}, {}, ShareKeys},
         {"fwd fp16 b=3 h=40/1 s=1/900 d=320/256 paged=8 varlen sinks lse", {}, {}, MakeLongPaged},

@@ -66,6 +66,10 @@ constexpr const char* kSpecs[] = {
     "fwd bf16 b=1 h=2/1 s=700/700 d=256 lse",   "fwd bf16 b=1 h=2/1 s=640/640 d=256 causal",
     "fwd bf16 b=1 h=2/1 s=256/640 d=80 causal", "fwd fp16 b=1 h=2/1 s=700/700 d=128 lse"};
 
+// Decode without a look at the maxima, with two warpgroups that share a block's keys.
+constexpr const char* kDecodeSpecs[] = {"fwd bf16 b=2 h=71/1 s=1/3000 d=64 lse",
+                                        "fwd fp16 b=1 h=128/1 s=1/3000 d=64 softcap=400"};
+
 bool IsFp16(const std::string& text) { return text.find("fp16") != std::string::npos; }
 
 // Keys are walked from the last to the first.
@@ -84,6 +88,20 @@ TEST_F(SteepScoresTest, AJumpOfAnyHeightAtAnyPlace) {
       for (const int64_t at : {3, 300, 699}) {
         Check(spec, [=](int64_t j) { return j == at ? jump : 0.0; });
         Check(spec, [=](int64_t j) { return j <= at ? jump : 0.0; });
+      }
+    }
+  }
+}
+
+TEST_F(SteepScoresTest, DecodeOfManyRows) {
+  for (const char* spec : kDecodeSpecs) {
+    for (const double per_key : {-0.1, 0.02, 0.1}) {
+      Check(spec, [=](int64_t j) { return per_key * static_cast<double>(j); });
+    }
+    for (const double jump : {30.0, 143.0, 300.0}) {
+      for (const int64_t at : {3, 1500, 2999}) {
+        Check(spec, [=](int64_t j) { return j == at ? jump : 0.0; });
+        Check(spec, [=](int64_t j) { return j >= at ? jump : 0.0; });
       }
     }
   }
