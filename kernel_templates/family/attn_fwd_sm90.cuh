@@ -36,9 +36,10 @@
 //           kSharers 2 both warpgroups own the same rows: each has the scores of half of a
 //           block's keys and half of O's columns. They tell each other the maxima of their rows,
 //           and the weights of both lie in shared memory for the products of both.
-// Barriers  q_full, k_full[s], v_full[s]    1 arrival, the loader's, and the bytes
-//           q_empty                         a warp each, after its last Q K^T; with O over Q a
-//                                           warpgroup each, when O has been read
+// Barriers  q_full[w], k_full[s], v_full[s] 1 arrival, the loader's, and the bytes
+//           q_empty[w]                      the 64 rows of warpgroup w: a warp each, after its
+//                                           last Q K^T; with O over Q a warpgroup each, when O
+//                                           has been read
 //           o_read                          with O over V: a warpgroup each of the cluster, when O
 //                                           has been read and V may be loaded again
 //           k_empty[s], v_empty[s]          a warp each, of all blocks of the cluster
@@ -147,7 +148,8 @@ struct Shape {
   static constexpr bool kTransposes = sizeof(Element) == 1;
   static constexpr int kColumns = kRowBytes / sizeof(Element);  // of a panel of Q, K or V
   static constexpr int kSharers = Config::kSharers;
-  static constexpr int kBlockM = Config::kConsumers / kSharers * kWarpgroupRows;
+  static constexpr int kQueryTiles = Config::kConsumers / kSharers;
+  static constexpr int kBlockM = kQueryTiles * kWarpgroupRows;
   static constexpr int kOwnKeys = Config::kBlockN / kSharers;  // whose scores a warpgroup has
   static constexpr int kThreads = (Config::kConsumers + 1) * kWarpgroup;
   static constexpr int kPanelsQk = RoundUp(Config::kHeadDimQk, kColumns) / kColumns;
@@ -177,7 +179,7 @@ struct Shape {
   static constexpr int kWeightWords = kScores * sizeof(Element) / 4;  // of packed weights
   static constexpr int kPanelsWeights = RoundUp(Config::kBlockN, kPanelColumns) / kPanelColumns;
   static constexpr int kSums = kOutputs + (kOnesBehindV ? kOnesColumns / 2 : 0);
-  static constexpr int kBytesQ = kPanelsQk * kBlockM * kRowBytes;
+  static constexpr int kBytesQ = kPanelsQk * kWarpgroupRows * kRowBytes;  // of a warpgroup
   static constexpr int kBytesK = kPanelsQk * Config::kBlockN * kRowBytes;
   static constexpr int kBytesV = kPanelsV * Config::kBlockN * kRowBytes;
   static constexpr int kTileRows = kBlockM * Config::kCluster;  // of a cluster
@@ -286,8 +288,8 @@ struct alignas(1024) SharedStorage : SharedWeights<Config, (Config::kSharers > 1
   u16 k[Config::kStages][Shape<Config>::kPanelsQk][Config::kBlockN][kPanelColumns];
   u16 v[Config::kStages][Shape<Config>::kStoredPanelsV][Shape<Config>::kStoredRowsV][kPanelColumns];
   OutputTile<Config, Config::kOwnO> o;
-  alignas(8) u64 q_full;
-  u64 q_empty;
+  alignas(8) u64 q_full[Shape<Config>::kQueryTiles];
+  u64 q_empty[Shape<Config>::kQueryTiles];
   u64 o_read;
   u64 tiles_done;
   u64 raw_full[Config::kStages];
@@ -738,26 +740,38 @@ struct Loader {
     }
   }
 
+  // The rows of each computing warpgroup, as soon as it has read those of the tile before.
   __device__ __forceinline__ void LoadQ(const Problem& problem, i64 q_begin) {
-    Wait(shared.q_empty, q_parity);
+    const u32 parity = q_parity;
     q_parity ^= 1;
     if (QkvByThreads()) {
+#pragma unroll 1
+      for (int n = 0; n < S::kQueryTiles; ++n) Wait(shared.q_empty[n], parity);
       const abi::TensorStrides& strides = params.core.q_strides;
       Copy(CopyRequest::kQ, 0,
            RowOf(params.core.q, strides, problem.q_batch, problem.h, problem.q_row + q_begin),
            strides.seq, problem.seqlen_q - q_begin, 0, S::kBlockM);
-      if (threadIdx.x == 0) ptx::mbarrier_arrive(ptx::SharedAddress(&shared.q_full));
+      if (threadIdx.x == 0) {
+#pragma unroll 1
+        for (int n = 0; n < S::kQueryTiles; ++n) {
+          ptx::mbarrier_arrive(ptx::SharedAddress(&shared.q_full[n]));
+        }
+      }
       return;
     }
     if (!IsFirst()) return;
-    const u32 barrier = ptx::SharedAddress(&shared.q_full);
-    ptx::mbarrier_arrive_expect_tx(barrier, S::kBytesQ);
+#pragma unroll 1
+    for (int n = 0; n < S::kQueryTiles; ++n) {
+      Wait(shared.q_empty[n], parity);
+      const u32 barrier = ptx::SharedAddress(&shared.q_full[n]);
+      ptx::mbarrier_arrive_expect_tx(barrier, S::kBytesQ);
 #pragma unroll
-    for (int panel = 0; panel < S::kPanelsQk; ++panel) {
-      ptx::cp_async_bulk_tensor_4d_load(
-          ptx::SharedAddress(&shared.q[panel]), &params.sm90.q, barrier, panel * S::kColumns,
-          static_cast<int>(problem.q_row + q_begin), static_cast<int>(problem.h),
-          static_cast<int>(problem.q_batch));
+      for (int panel = 0; panel < S::kPanelsQk; ++panel) {
+        ptx::cp_async_bulk_tensor_4d_load(
+            ptx::SharedAddress(&shared.q[panel][n * kWarpgroupRows]), &params.sm90.q, barrier,
+            panel * S::kColumns, static_cast<int>(problem.q_row + q_begin) + n * kWarpgroupRows,
+            static_cast<int>(problem.h), static_cast<int>(problem.q_batch));
+      }
     }
   }
 
@@ -1069,7 +1083,7 @@ struct Consumer {
       }
       __syncwarp();
       if (!kOverQ && lane() == 0) {
-        ptx::mbarrier_arrive_behind(ptx::SharedAddress(&shared.q_empty), read);
+        ptx::mbarrier_arrive_behind(ptx::SharedAddress(&shared.q_empty[rows_of]), read);
       }
     }
   }
@@ -1520,8 +1534,9 @@ struct Consumer {
 
   // One block of keys: its scores and weights, and the products of the weights of the block before.
   // kFirst: there is none, or its products have been made. `exactly` is of use to such steps.
+  // `last`: Q is needed no more.
   template <bool kMasked, bool kFirst>
-  __device__ __forceinline__ void Step(const Problem& problem, i64 q_begin, int block,
+  __device__ __forceinline__ void Step(const Problem& problem, i64 q_begin, int block, bool last,
                                        bool exactly = false) {
     float s[S::kScores];
     Wait(shared.k_full[k_ring.stage], k_ring.parity);
@@ -1539,6 +1554,7 @@ struct Consumer {
     ptx::AccumulatorsReady(s);
     const u32 missing = MissingPieces();
     Release(shared.k_empty[k_ring.stage]);
+    if (last) ReleaseQueries();
     k_ring.Advance();
     ApplyPolicies<kMasked>(s, problem, q_begin, block);
     MaskMissing(s, missing);
@@ -1576,11 +1592,13 @@ struct Consumer {
     v_ring.Advance();
   }
 
-  // A block of keys that only other warpgroups' rows see.
-  __device__ __forceinline__ void PassBlock() {
+  // A block of keys that only other warpgroups' rows see. A tile's first block has no turns.
+  __device__ __forceinline__ void PassBlock(bool has_turn = true) {
     Wait(shared.k_full[k_ring.stage], k_ring.parity);
-    WaitTurn();
-    PassTurn();
+    if (has_turn) {
+      WaitTurn();
+      PassTurn();
+    }
     Release(shared.k_empty[k_ring.stage]);
     k_ring.Advance();
     if constexpr (kStagesBias) Wait(shared.bias_full[warpgroup], bias_parity);
@@ -1623,6 +1641,18 @@ struct Consumer {
                                          bool exactly) {
     int block = walk.Below(walk.end);
     if (block < walk.begin) return;
+    if (!kShares && q_begin + rows_of * kWarpgroupRows >= problem.seqlen_q) {
+      // No row of this warpgroup exists.
+      StartRows();
+      ReleaseQueries();
+      bool has_turn = false;
+#pragma unroll 1
+      for (; block >= walk.begin; block = walk.Below(block)) {
+        PassBlock(has_turn);
+        has_turn = true;
+      }
+      return;
+    }
     OwnBlocks own = BlocksOfRows(walk, problem, q_begin);
     if constexpr (kOrdersRows) {
       if (!kRedoesApart<Config> && exactly) own.exact_begin = walk.begin;
@@ -1637,28 +1667,29 @@ struct Consumer {
     bool alone;  // only a first block is taken, and others follow
 #pragma unroll 1
     do {
-      Step<true, true>(problem, q_begin, block, exactly);
-      block = walk.Below(block);
+      int next = walk.Below(block);
+      Step<true, true>(problem, q_begin, block, next < begin, exactly);
+      block = next;
       alone = kRepeatsFirst && exactly && block >= begin;
       if constexpr (kOrdersRows) {
 #pragma unroll 1
-        for (; block >= begin && block >= own.exact_begin; block = walk.Below(block)) {
-          Step<true, false>(problem, q_begin, block);
+        for (; block >= begin && block >= own.exact_begin; block = next) {
+          next = walk.Below(block);
+          Step<true, false>(problem, q_begin, block, next < begin);
         }
       }
 #pragma unroll 1
       for (; kHasFullBlocks<Config> && !alone && block >= begin && block >= own.full_begin;
-           block = walk.Below(block)) {
-        Step<false, false>(problem, q_begin, block);
+           block = next) {
+        next = walk.Below(block);
+        Step<false, false>(problem, q_begin, block, next < begin);
       }
       if constexpr (Config::Mask::kCutsLeft) {
 #pragma unroll 1
-        for (; block >= begin; block = walk.Below(block)) {
-          Step<true, false>(problem, q_begin, block);
+        for (; block >= begin; block = next) {
+          next = walk.Below(block);
+          Step<true, false>(problem, q_begin, block, next < begin);
         }
-      }
-      if constexpr (!kOverQ && kReadsQ) {
-        if (!alone) ReleaseHere(shared.q_empty);
       }
       LastValues();
     } while (alone);
@@ -1671,6 +1702,11 @@ struct Consumer {
   // A barrier of this block only.
   __device__ __forceinline__ void ReleaseHere(const u64& empty) const {
     if (lane() == 0) ptx::mbarrier_arrive(ptx::SharedAddress(&empty));
+  }
+
+  // Where products read Q from shared memory: this warp's have read its rows.
+  __device__ __forceinline__ void ReleaseQueries() const {
+    if constexpr (!kOverQ && kReadsQ) ReleaseHere(shared.q_empty[rows_of]);
   }
 
   // Zeroes the rows of a block of V that no row of the tile may see.
@@ -1724,7 +1760,7 @@ struct Consumer {
       Release(shared.v_empty[v_ring.stage]);
       v_ring.Advance();
     }
-    if constexpr (!kOverQ && kReadsQ) ReleaseHere(shared.q_empty);
+    ReleaseQueries();
   }
 
   // Marks tile `count` of the block's series, in all blocks of the cluster, for AttendAgain.
@@ -1924,7 +1960,7 @@ struct Consumer {
   // By one thread: the Q or the V that O lay over may be loaded again.
   __device__ __forceinline__ void ReleaseOutput() const {
     if constexpr (kOverQ) {
-      ptx::mbarrier_arrive(ptx::SharedAddress(&shared.q_empty));
+      ptx::mbarrier_arrive(ptx::SharedAddress(&shared.q_empty[rows_of]));
     } else {
 #pragma unroll
       for (u32 block = 0; block < Config::kCluster; ++block) ArriveAt(shared.o_read, block);
@@ -1943,7 +1979,7 @@ struct Consumer {
                           ReadScales(problem);
 #pragma unroll
                           for (int n = 0; n < S::kSums; ++n) o[n] = 0;
-                          Wait(shared.q_full, q_parity);
+                          Wait(shared.q_full[rows_of], q_parity);
                           q_parity ^= 1;
                           ReadQueries();
                           FindBias(problem, q_begin);
@@ -1953,8 +1989,8 @@ struct Consumer {
                             } else {
                               Attend(walk, problem, q_begin, exactly);
                             }
-                          } else if constexpr (!kOverQ && kReadsQ) {
-                            ReleaseHere(shared.q_empty);
+                          } else {
+                            ReleaseQueries();
                           }
                           const auto mark = [&](bool suspicious) {
                             if constexpr (kMayRedo<Config>) {
@@ -2002,9 +2038,12 @@ template <class Config>
 __device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared) {
   constexpr u32 kConsumerWarps = Config::kConsumers * 4;
   if (threadIdx.x == 0) {
-    ptx::mbarrier_init(ptx::SharedAddress(&shared.q_full), 1);
-    ptx::mbarrier_init(ptx::SharedAddress(&shared.q_empty),
-                       Config::kOwnO || Config::kOverV ? kConsumerWarps : Config::kConsumers);
+#pragma unroll 1
+    for (int n = 0; n < Shape<Config>::kQueryTiles; ++n) {
+      ptx::mbarrier_init(ptx::SharedAddress(&shared.q_full[n]), 1);
+      ptx::mbarrier_init(ptx::SharedAddress(&shared.q_empty[n]),
+                         Config::kSharers * (Config::kOwnO || Config::kOverV ? 4 : 1));
+    }
     ptx::mbarrier_init(ptx::SharedAddress(&shared.o_read), Config::kConsumers * Config::kCluster);
     ptx::mbarrier_init(ptx::SharedAddress(&shared.tiles_done), kConsumerWarps);
     if constexpr (Config::kStagedTerms > 0) {

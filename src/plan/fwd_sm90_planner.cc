@@ -515,12 +515,14 @@ int64_t FwdSm90SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v,
   const int64_t rows = plan.block_m * (panels_qk + (plan.own_o ? panels_o : 0) + weights) +
                        int64_t{plan.stages} * (plan.block_n * panels_qk + rows_v) + raw + bias +
                        (transposes && plan.ones ? kOnesColumns : 0);
-  // q_full, q_empty, o_read, tiles_done, a full and an empty barrier for K, V and V as it was
-  // loaded of each stage and for the bias of each warpgroup; missing pieces of each stage and the
+  // A full and an empty barrier for Q of each 64 rows, o_read, tiles_done, a full and an empty
+  // barrier for K, V and V as it was loaded of each stage and for the bias of each warpgroup;
+  // missing pieces of each stage and the
   // range of tiles to repeat; a request to copy; what is known of rows that are shared; without its
   // own O a member that takes a place.
   const int64_t barriers =
-      8 * (4 + 6 * int64_t{plan.stages} + 2 * (plan.staged_terms > 0 ? plan.consumers : 1)) +
+      8 * (2 + 2 * int64_t{plan.block_m / kWarpgroupRows} + 6 * int64_t{plan.stages} +
+           2 * (plan.staged_terms > 0 ? plan.consumers : 1)) +
       RoundUp(RoundUp(4 * int64_t{plan.stages} + 8, 8) + 56 + (shares ? 24 * kWarpgroupRows : 12),
               8) +
       (plan.own_o ? 0 : 8);

@@ -17,6 +17,7 @@ namespace {
 
 constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
 constexpr int64_t kBoxBytes = 128;
+constexpr int kWarpgroupRows = 64;  // of a box of Q or O of attn_fwd_sm90
 
 // K and V of a section of heads stay in L2 while its tiles run: 32 MB of the 50 to 60 MB of Hopper
 // boards, as FlashAttention-3 has it.
@@ -180,7 +181,7 @@ absl::Status PackFwd(const device::DriverApi& api, const plan::KernelPlan& plan,
   }
   abi::FwdSm90Args out = {};
   const bool q = Encode(api, spec.type, args.q, spec.dim_qk, q_rows, spec.heads_q, q_batch,
-                        plan.block_m, &out.q);
+                        kWarpgroupRows, &out.q);
   const bool k = Encode(api, spec.type, args.k, spec.dim_qk, kv_rows, spec.heads_kv, kv_batch,
                         box_rows, &out.k);
   const bool v = Encode(api, spec.type, args.v, spec.dim_v, kv_rows, spec.heads_kv, kv_batch,
@@ -190,7 +191,7 @@ absl::Status PackFwd(const device::DriverApi& api, const plan::KernelPlan& plan,
                       Encode(api, spec.type, args.v, spec.dim_v, kv_rows, spec.heads_kv, kv_batch,
                              box_rows, &out.v_tail, tail_columns);
   const bool o = Encode(api, spec::OutType(spec), args.o, spec.dim_v, q_rows, spec.heads_q, q_batch,
-                        /*box_rows=*/64, &out.o);
+                        kWarpgroupRows, &out.o);
   if (spec::ElementBytes(spec.type) == 1 && !(q && k && v)) {
     return absl::InvalidArgumentError(
         "q, k, v: attn_fwd_sm90 wants bases and strides of 8-bit tensors on multiples of 16 bytes");
