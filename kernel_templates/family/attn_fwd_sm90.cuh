@@ -102,6 +102,7 @@
 #include "ptx/special.cuh"
 #include "ptx/stmatrix.cuh"
 #include "ptx/tma.cuh"
+#include "ptx/tma_prefetch.cuh"
 #include "ptx/wgmma.cuh"
 
 namespace tilewright {
@@ -669,6 +670,26 @@ struct Loader {
     }
   }
 
+  // Has them come to L2: their one place in shared memory is given back late, and memory takes
+  // longer than is left then.
+  __device__ __forceinline__ void PrefetchBias(const Problem& problem, i64 q_begin, int block,
+                                               int n) const {
+    if constexpr (kStagesBias) {
+      const BiasOrigin at = BiasOriginOf(q_begin, block, n);
+#pragma unroll
+      for (int term = 0; term < Config::kStagedTerms; ++term) {
+        const abi::BiasArgs& bias = params.bias[term];
+#pragma unroll
+        for (int panel = 0; panel < BiasTile<S::kOwnKeys>::kPanels; ++panel) {
+          ptx::cp_async_bulk_prefetch_tensor_4d(
+              &params.bias_maps[term], static_cast<int>(at.key) + panel * kBiasPanelColumns,
+              static_cast<int>(at.row), bias.stride_head != 0 ? static_cast<int>(problem.h) : 0,
+              bias.stride_batch != 0 ? bias_batch[term] : 0);
+        }
+      }
+    }
+  }
+
   // The same by the threads, for each warpgroup.
   __device__ __forceinline__ void CopyBias(const Problem& problem, i64 q_begin, int block) {
     if constexpr (kStagesBias) {
@@ -884,14 +905,19 @@ struct Loader {
     const int first = static_cast<int>(threadIdx.x) / 32 - 1;
     ForEachTile<Config>(series, params, [&](const Problem& problem, i64 tile_begin, int part, int) {
       const auto walk = WalkOf<Config>(problem, tile_begin, part, params);
+      const i64 q_begin = tile_begin + rank * S::kBlockM;
       FindBias(problem);
+      int block = walk.Below(walk.end);
 #pragma unroll 1
-      for (int block = walk.Below(walk.end); block >= walk.begin; block = walk.Below(block)) {
+      while (block >= walk.begin) {
+        const int next = walk.Below(block);
 #pragma unroll 1
         for (int n = first; n < Config::kConsumers; n += kBiasWarps) {
-          LoadBias(problem, tile_begin + rank * S::kBlockM, block, n);
+          LoadBias(problem, q_begin, block, n);
+          if (next >= walk.begin) PrefetchBias(problem, q_begin, next, n);
         }
         bias_parity ^= 1;
+        block = next;
       }
     });
   }
