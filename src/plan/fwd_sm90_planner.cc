@@ -257,6 +257,10 @@ constexpr Tile k64[] = {{4, 64, 1, 3}, {4, 64}, {3, 96}, {3, 128}, {2, 128}, {2,
 constexpr Tile kShortUneven64[] = {{1, 64, 3}, {4, 64, 1, 3}, {2, 128}, {2, 96}, {2, 64}, {2, 32}};
 constexpr Tile kEven96[] = {{3, 96}, {4, 48}, {3, 112}, {2, 128}, {2, 64}, {2, 32}};
 constexpr Tile kShortEven96[] = {{3, 96}, {2, 128}, {3, 112}, {2, 64}, {2, 32}};
+// A third warpgroup hides where tiles of few blocks begin and end, and wide blocks waste more of
+// the diagonal.
+constexpr Tile kShortUneven96[] = {{3, 64, 1, 3}, {3, 96}, {2, 128}, {2, 64, 1, 3},
+                                   {2, 112},      {2, 96}, {2, 64},  {2, 32}};
 constexpr Tile kUneven96[] = {{2, 128}, {2, 64, 1, 3}, {2, 112}, {2, 96}, {2, 64}, {2, 32}};
 constexpr Tile kLongEven128[] = {{2, 128}, {3, 80}, {2, 64, 1, 3}, {2, 112},
                                  {2, 96},  {2, 64}, {2, 32}};
@@ -265,8 +269,8 @@ constexpr Tile kShort128[] = {{2, 128}, {2, 64, 1, 3}, {3, 80}, {2, 112},
                               {2, 96},  {2, 64},       {2, 32}};
 constexpr Tile k128[] = {{2, 64, 1, 3}, {2, 128}, {3, 80}, {2, 112}, {2, 96}, {2, 64}, {2, 32}};
 constexpr Tile k112[] = {{3, 96}, {2, 144}, {2, 128}, {2, 112}, {3, 80}, {2, 64}, {2, 32}};
-// 257 rows are two tiles of 192, which the third warpgroup hides, or three of 128.
-constexpr Tile kShortUneven112[] = {{3, 96}, {2, 128}, {2, 144}, {2, 112}, {2, 64}, {2, 32}};
+constexpr Tile kShortUneven112[] = {{3, 64, 1, 3}, {3, 96}, {2, 128}, {2, 144},
+                                    {2, 112},      {2, 64}, {2, 32}};
 constexpr Tile kUneven112[] = {{2, 128}, {2, 144}, {2, 112}, {3, 80}, {2, 64}, {2, 32}};
 // Rules for each element are unrolled over the tile: few elements, or compiling takes too long.
 constexpr Tile kElementRules[] = {{2, 64}, {2, 48}, {2, 32}, {2, 16}};
@@ -278,6 +282,8 @@ constexpr Tile kWindow[] = {{2, 64, 1, 3}, {2, 96}, {2, 64}, {2, 128}, {2, 32}};
 constexpr Tile k192[] = {{2, 64, 1, 3}, {2, 80}, {2, 96}, {2, 112}, {2, 128}, {2, 64}, {2, 32}};
 constexpr Tile kWideV192[] = {{2, 80}, {2, 96}, {2, 112}, {2, 64}, {2, 32}};
 constexpr Tile k256[] = {{2, 64}, {2, 80}, {2, 48}, {2, 32}, {2, 16}};
+// For pairs of blocks; blocks on their own are quicker with 64 keys.
+constexpr Tile kLongEven256[] = {{2, 80}, {2, 64}, {2, 48}, {2, 32}, {2, 16}};
 constexpr Tile kE4m3[] = {{2, 128}, {2, 96}, {2, 64}, {2, 32}};
 constexpr Tile kLongEvenE4m3[] = {{3, 96}, {2, 128}, {2, 96}, {2, 64}, {2, 32}};
 constexpr Tile kLongUnevenE4m3[] = {{3, 96, 1, 3}, {2, 128}, {2, 96}, {2, 64}, {2, 32}};
@@ -285,6 +291,15 @@ constexpr Tile kScored128[] = {{2, 64, 1, 3}, {2, 64}, {2, 48}, {2, 32}, {2, 16}
 constexpr Tile kShared = {.consumers = 2, .block_n = 64, .shares = true};
 constexpr Tile k320[] = {{2, 64}, {2, 48}, {2, 32, 1, 3}, {2, 32}, kShared};
 constexpr Tile kWide[] = {kShared, {.consumers = 2, .block_n = 32, .shares = true}};
+
+// Whether pairs of blocks that load keys for each other come first. Tiles of 64 rows read K and V
+// so often that L2 is the bound; with few of them the lockstep of a pair costs more.
+bool SharesKeysBest(const AttentionSpec& spec) {
+  const int64_t dim = std::max(spec.dim_qk, spec.dim_v);
+  return spec.page_size == 0 && !IsE4m3(spec) &&
+         ((dim > kMaxOwnDimV && spec.seqlen_q > 2048) ||
+          ((dim > 192 || (dim >= 128 && HasEqualTiles(spec))) && spec.seqlen_q > 8192));
+}
 
 absl::Span<const Tile> TilesFor(const PlanRequest& request) {
   const AttentionSpec& spec = request.spec;
@@ -333,9 +348,14 @@ absl::Span<const Tile> TilesFor(const PlanRequest& request) {
   if (dim <= 128 && spec.window_left >= 0) return kWindow;
   if (dim <= 80 && even && !is_short) return kEven96;
   if (dim <= 96 && even) return kShortEven96;
-  if (dim <= 96) return kUneven96;
+  // Tiles of 192 rows that pad a head no further than those of 128. Beside lengths of sequences
+  // three warpgroups have no registers for the sums of an LSE.
+  const bool third_fits =
+      is_short && !(spec.varlen && spec.lse) &&
+      RoundUp(spec.seqlen_q, 3 * kWarpgroupRows) <= RoundUp(spec.seqlen_q, 2 * kWarpgroupRows);
+  if (dim <= 96) return third_fits ? absl::MakeConstSpan(kShortUneven96) : kUneven96;
   if (dim <= 112 && even) return k112;
-  if (dim <= 112) return spec.seqlen_q <= 384 ? absl::MakeConstSpan(kShortUneven112) : kUneven112;
+  if (dim <= 112) return third_fits ? absl::MakeConstSpan(kShortUneven112) : kUneven112;
   if (dim <= 128 && HasSoftcapAlone(spec)) return kSoftcap128;
   if (dim <= 128 && even) {
     return spec.seqlen_q <= 4096 ? absl::MakeConstSpan(kShort128) : kLongEven128;
@@ -343,6 +363,7 @@ absl::Span<const Tile> TilesFor(const PlanRequest& request) {
   if (dim <= 128) return k128;
   if (dim <= 192 && spec.dim_v <= 128) return k192;
   if (dim <= 192) return kWideV192;
+  if (even && SharesKeysBest(spec)) return kLongEven256;
   return k256;
 }
 
@@ -473,15 +494,11 @@ std::vector<Variant> VariantsFor(const AttentionSpec& spec) {
   const Variant shared_keys = {.persistent = true, .cluster = 2, .ping_pong = false};
   const Variant shared_turns = {.persistent = true, .cluster = 2, .ping_pong = true};
   std::vector<Variant> variants;
-  // Tiles of 64 rows read K and V so often that L2 is the bound; with few of them the lockstep of a
-  // pair costs more.
-  const bool shares_best = (dim > kMaxOwnDimV && spec.seqlen_q > 2048) ||
-                           ((dim > 192 || (dim >= 128 && even)) && spec.seqlen_q > 8192);
   const bool can_share = spec.page_size == 0 && !IsE4m3(spec);
-  if (shares_best && can_share) variants.push_back(shared_keys);
-  const bool turns_share_best =
-      !HasPolicies(spec) && dim == 128 && !even && spec.window_left < 0 && spec.seqlen_q >= 8192;
+  const bool turns_share_best = !HasPolicies(spec) && dim == 128 && spec.window_left < 0 &&
+                                spec.seqlen_q >= 8192 && (!even || SharesKeysBest(spec));
   if (turns_share_best && can_share) variants.push_back(shared_turns);
+  if (SharesKeysBest(spec)) variants.push_back(shared_keys);
   const bool is_short = spec.seqlen_q <= 2048;
   const bool take_turns = dim > 192  ? IsE4m3(spec) && long_rows
                           : dim > 64 ? !even || long_rows

@@ -103,6 +103,24 @@ TEST(FwdSm90PlannerTest, TilesThatAreMostlyEmptyComeLast) {
       << "257 is the longest of many";
 }
 
+TEST(FwdSm90PlannerTest, ShortCausalRowsHaveAThirdWarpgroupWhereItPadsNoFurther) {
+  const auto rows = [](const char* text) { return Plan(text).plans.front().block_m; };
+  EXPECT_EQ(rows("fwd bf16 b=32 h=16 s=729 d=72 causal"), 192) << "768 rows, as of 128";
+  EXPECT_EQ(rows("fwd bf16 b=32 h=16 s=257 d=104 causal"), 192) << "384";
+  EXPECT_EQ(rows("fwd bf16 b=32 h=16 s=257 d=104 causal layout=thd varlen lse"), 128);
+  EXPECT_EQ(rows("fwd bf16 b=8 h=16 s=1024 d=80 causal"), 128) << "1024 rows, not 1152";
+  EXPECT_EQ(rows("fwd bf16 b=4 h=16 s=2049 d=112 causal"), 128);
+}
+
+TEST(FwdSm90PlannerTest, LongRowsOfWideHeadsHaveMoreKeysATileInPairsOfBlocks) {
+  const auto plan = [](const char* text) { return Plan(text).plans.front(); };
+  EXPECT_EQ(plan("fwd bf16 b=1 h=8 s=16384 d=256").block_n, 80);
+  EXPECT_EQ(plan("fwd bf16 b=1 h=8 s=16384 d=256").cluster, 2);
+  EXPECT_EQ(plan("fwd bf16 b=2 h=8 s=8192 d=256").block_n, 64);
+  EXPECT_EQ(plan("fwd bf16 b=1 h=8 s=16384 d=256 varlen paged=64").block_n, 64) << "no pairs";
+  EXPECT_TRUE(plan("fwd bf16 b=1 h=16 s=16384 d=128").ping_pong);
+}
+
 TEST(FwdSm90PlannerTest, OptimismNeedsBf16AndScoresThatAreFiniteOrBiased) {
   EXPECT_TRUE(Plan("fwd bf16 b=2 h=8 s=512 d=128").plans.front().optimistic);
   EXPECT_FALSE(Plan("fwd fp16 b=2 h=8 s=512 d=128").plans.front().optimistic);
