@@ -210,7 +210,7 @@ void AddSm90Cases(std::vector<Case>& cases) {
   }
 }
 
-// Of attn_decode_sm90: whole rows, and rows shared by warpgroups in one block and in two.
+// Of attn_decode_sm90: whole rows, rows shared by warpgroups in one block and in two, and few rows.
 constexpr std::string_view kDecodeSm90Specs[] = {
     "fwd bf16 b=32 h=71/1 s=1/32768 d=64",
     "fwd bf16 b=32 h=128/1 s=1/32768 d=128",
@@ -221,6 +221,8 @@ constexpr std::string_view kDecodeSm90Specs[] = {
     "fwd bf16 b=32 h=128/1 s=1/32768 d=576/512",
     "fwd bf16 b=32 h=128/1 s=2/4096 d=576/512 varlen paged=64 causal lse",
     "fwd fp16 b=32 h=64/1 s=1/4096 d=576/512 varlen paged=16 batch_invariant softcap=30 sinks",
+    "fwd bf16 b=32 h=16/1 s=1/4096 d=576/512 varlen paged=64",
+    "fwd fp16 b=32 h=5/1 s=3/4096 d=320/256 varlen paged=16 causal softcap=30 sinks lse",
 };
 
 // Of attn_fwd_small: with terms to keep and without, policies, and the widest heads.

@@ -208,8 +208,9 @@ __device__ __forceinline__ CopyPlace PlaceOfCopy(const Problem& problem, int fir
 }
 
 // Starts copies of kPanels panels of a block of keys from column 64 * first_panel on, `tile` being
-// the first of them.
-template <class Config, int kPanels>
+// the first of them. kReadOnce: no other block reads these keys, so that what is read more often
+// may stay in L2: the code, lengths and pages, parts to be merged.
+template <class Config, int kPanels, bool kReadOnce = false>
 __device__ __forceinline__ void LoadPanels(u16 (*tile)[Config::kBlockN][kPanelColumns],
                                            const abi::TensorMap* map, int first_panel,
                                            const u64& full, CopyPlace place, int head) {
@@ -233,6 +234,8 @@ __device__ __forceinline__ void LoadPanels(u16 (*tile)[Config::kBlockN][kPanelCo
         ptx::cp_async_bulk_tensor_4d_load_multicast(
             to, map, barrier, column, row, head, block,
             static_cast<u16>(kAllBlocks << FirstOfShare<Config>()));
+      } else if constexpr (kReadOnce) {
+        ptx::cp_async_bulk_tensor_4d_load_evict_first(to, map, barrier, column, row, head, block);
       } else {
         ptx::cp_async_bulk_tensor_4d_load(to, map, barrier, column, row, head, block);
       }
@@ -297,8 +300,9 @@ __device__ __forceinline__ u32 MissingCopies(CopyPlace place) {
 // -------------------------------------------------------------------------------------
 
 // Copies the rows from `first_row` of the piece's tile on; columns behind the last are zeros. A
-// warp has whole rows, so that the place of one is found once: the first scores wait for this.
-template <class Config, int kPanels, int kTileRows, class Params>
+// warp has whole rows, so that the place of one is found once: the first scores wait for this. By
+// kThreads threads, from warp 1 on.
+template <class Config, int kPanels, int kThreads = kQueryThreads, int kTileRows, class Params>
 __device__ __forceinline__ void LoadQueryRows(u16 (*tile)[kTileRows][kPanelColumns],
                                               const Piece& piece, int first_row,
                                               const Params& params) {
@@ -314,7 +318,7 @@ __device__ __forceinline__ void LoadQueryRows(u16 (*tile)[kTileRows][kPanelColum
                            piece.problem.q_batch * strides.batch +
                            piece.problem.q_row * strides.seq;
 #pragma unroll 2
-  for (int n = warp * kWarpRows; n < kTileRows; n += kQueryThreads / 32 * kWarpRows) {
+  for (int n = warp * kWarpRows; n < kTileRows; n += kThreads / 32 * kWarpRows) {
     const int row = n + lane / kLanes;
     if (lane >= kLanes * kWarpRows || row >= kTileRows) continue;
     const PackedRow at = RowAt<Config>(piece.problem, piece.first_row, first_row + row);

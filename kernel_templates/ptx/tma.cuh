@@ -26,6 +26,20 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d_load(u32 destination, co
       : "memory");
 }
 
+// The same for what nobody reads again: L2 gives it up before anything else. The policy is the word
+// that `createpolicy.fractional.L2::evict_first.b64 _, 1.0` makes.
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_load_evict_first(u32 destination,
+                                                                         const void* map,
+                                                                         u32 barrier, int x, int y,
+                                                                         int z, int w) {
+  constexpr u64 kEvictFirst = 0x12F0000000000000;
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "l"(kEvictFirst)
+      : "memory");
+}
+
 // To the same address, and the barrier at the same address, of every block in `blocks` (a bit
 // each).
 __device__ __forceinline__ void cp_async_bulk_tensor_4d_load_multicast(u32 destination,

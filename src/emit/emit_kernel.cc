@@ -442,6 +442,7 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
           .Int("kCluster", plan::BlocksOfShare(plan))
           .Int("kClusterShares", plan.cluster / plan::BlocksOfShare(plan))
           .Int("kChunk", plan.chunk);
+      if (plan.consumers == 0) break;  // no warpgroups
       if (plan.column_warps == 1) {
         config.Int("kConsumers", plan.consumers).Int("kTeams", std::max(plan.key_warps, 1));
       }
@@ -607,6 +608,7 @@ bool SharesKeys(const KernelPlan& plan) { return plan.block_n < 64 * plan.consum
 FamilyText TextOf(const KernelPlan& plan) {
   switch (plan.family) {
     case Family::kDecodeSm90:
+      if (plan.consumers == 0) return {"family/attn_decode_sm90_few.cuh", "decode_sm90_few"};
       return plan.column_warps > 1
                  ? FamilyText{"family/attn_decode_sm90_wide.cuh", "decode_sm90_wide"}
                  : FamilyText{"family/attn_decode_sm90.cuh", "decode_sm90"};
@@ -679,7 +681,7 @@ absl::StatusOr<artifact::KernelSource> EmitKernel(const AttentionSpec& full_spec
   if (!spec.mask_snippet.empty()) source.generated_headers.push_back(UserMaskPolicy(spec));
 
   const bool has_wgmma = plan.family == Family::kFwdSm90 || plan.family == Family::kBwdSm90 ||
-                         plan.family == Family::kDecodeSm90;
+                         (plan.family == Family::kDecodeSm90 && plan.consumers != 0);
   if (has_wgmma) source.generated_headers.push_back(WgmmaHeader(spec, plan));
 
   std::string includes = absl::StrCat("#include \"", Piece(family.header), "\"\n");

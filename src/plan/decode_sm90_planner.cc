@@ -1,5 +1,5 @@
 // attn_decode_sm90: few queries over many keys where the rows of a group are so many that the
-// tensor cores of Hopper, by warpgroup products, and not memory bound the time.
+// tensor cores of Hopper, by warpgroup products, and not memory bound the time; and latent heads.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -19,6 +19,9 @@ constexpr int64_t kWarpgroupRows = 64;
 constexpr int64_t kPanelColumns = 64;
 constexpr int64_t kPanelRowBytes = 128;
 constexpr int kComputing = 2;  // warpgroups
+// Of latent heads, up to so many rows are the work of a few warps, not of warpgroups.
+constexpr int64_t kWarpRows = 16;
+constexpr int kComputingWarps = 8;
 // Up to so many rows other families read K and V once, in one tile, and wait for memory. Latent
 // heads make them wait for instructions.
 constexpr int64_t kRowsOfOneTile = 32;
@@ -32,8 +35,18 @@ constexpr int64_t kMostWideDim = 576;
 // SharedStorage of the kernels beside tiles.
 constexpr int64_t kBytesBesideTiles = 1024;
 constexpr int64_t kWideBytesBesideTiles = 2048;
+// Scores of the two halves of K's columns, and the rest.
+constexpr int64_t kFewBytesBesideTiles = 2 * 4 * 512 + 1024;
 
 bool IsWide(const AttentionSpec& spec) { return std::max(spec.dim_qk, spec.dim_v) > kMostDim; }
+
+// Where V may be a part of K: several key/value heads are hardly of latent attention, and V apart
+// is not what these kernels are quick at.
+bool IsLatentOfFewRows(const AttentionSpec& spec) {
+  // Of V's columns a warp has 32 or 64.
+  return std::max<int64_t>(spec.seqlen_q, 1) * spec::GroupSize(spec) <= kWarpRows &&
+         spec.heads_kv == 1 && spec.dim_v % (kComputingWarps * 32) == 0;
+}
 
 int64_t PanelBytes(int64_t dim, int64_t rows) {
   return CeilDiv(dim, kPanelColumns) * rows * kPanelRowBytes;
@@ -71,7 +84,9 @@ std::string RefusalOf(const PlanRequest& request) {
                         " dim_v must be a multiple of 128 and dim_qk larger, up to ", kMostWideDim);
   }
   const int64_t rows = std::max<int64_t>(spec.seqlen_q, 1) * spec::GroupSize(spec);
-  const int64_t few_rows = IsWide(spec) ? kFewWideRows : kRowsOfOneTile;
+  const int64_t few_rows = !IsWide(spec)             ? kRowsOfOneTile
+                           : IsLatentOfFewRows(spec) ? 0
+                                                     : kFewWideRows;
   if (!request.family.has_value() && rows <= few_rows) {
     return absl::StrCat("seqlen_q * group = ", rows, ": up to ", few_rows,
                         " rows wait for memory in any family");
@@ -104,11 +119,34 @@ KernelPlan StartPlan(const PlanRequest& request) {
   return plan;
 }
 
+// A tile of 16 rows.
+void AddFewRowsPlan(const PlanRequest& request, std::vector<KernelPlan>& plans) {
+  const AttentionSpec& spec = request.spec;
+  if (!IsLatentOfFewRows(spec)) return;
+  // With more than so many bytes of keys the first ones and Q come later, and nothing comes sooner.
+  constexpr int64_t kBytesInFlight = 112 << 10;
+  KernelPlan plan;
+  plan.family = Family::kDecodeSm90;
+  plan.target = std::string(request.traits.target);
+  plan.warps = 1 + kComputingWarps;
+  plan.rows_per_warp = static_cast<int>(kWarpRows);
+  plan.column_warps = kComputingWarps;
+  plan.cluster = 1;
+  plan.block_m = static_cast<int>(kWarpRows);
+  plan.block_n = 32;
+  const int64_t stage = PanelBytes(spec.dim_qk, plan.block_n);
+  plan.stages = static_cast<int>(kBytesInFlight / stage);
+  plan.smem_bytes = plan.stages * stage + PanelBytes(spec.dim_qk, kWarpRows) + kFewBytesBesideTiles;
+  plan.slots = request.board.num_sms;
+  plans.push_back(std::move(plan));
+}
+
 // Tiles of the rows of both blocks that have a share, or of one, best first.
 std::vector<KernelPlan> WidePlans(const PlanRequest& request) {
   const AttentionSpec& spec = request.spec;
   const int64_t rows = spec.seqlen_q * spec::GroupSize(spec);
   std::vector<KernelPlan> plans;
+  AddFewRowsPlan(request, plans);
   for (const int blocks : {2, 1}) {
     // A second block would have no rows.
     if (blocks > 1 && rows <= kWarpgroupRows) continue;

@@ -73,8 +73,8 @@ struct KernelPlan {
   int slots = 0;          // with split: blocks that run at a time on the board planned for
   // attn_fwd_sm90, attn_decode_sm90, attn_bwd_sm90: `warps` are those of a loading warpgroup and of
   // `consumers` computing ones, with 64 query rows each (or all the same 64, see column_warps), or
-  // 64 keys.
-  int consumers = 0;  // 1 to 4; backward 2
+  // 64 keys. attn_decode_sm90 with 16 rows: one that loads and `column_warps` that compute.
+  int consumers = 0;  // 1 to 4; backward 2; 0: no warpgroups
   int blocks = 0;     // that share a multiprocessor; 0: one
   // Blocks that load K and V for each other, 1 or 2; of attn_decode, that share items: 4; of
   // attn_decode_sm90 either or both (BlocksOfShare).

@@ -197,7 +197,7 @@ int64_t DqTilesOfHead(int block_m, const AttentionSpec& spec, const AttentionArg
 
 int BlocksOfShare(const KernelPlan& plan) {
   constexpr int kBlockRows = 64;
-  return plan.column_warps > 1 ? plan.block_m / kBlockRows : 1;
+  return plan.column_warps > 1 ? std::max(plan.block_m / kBlockRows, 1) : 1;
 }
 
 int64_t DqSumsOfTile(int block_m, int64_t dim_qk) { return block_m * CeilDiv(dim_qk, 8) * 8; }

@@ -79,13 +79,24 @@ const std::vector<Emulation>& Emulations() {
         {"fwd bf16 b=1 h=70/1 s=1/600 d=320/256 lse", {}, {}, misalign},
         {"fwd bf16 b=2 h=66/1 s=1/1000 d=320/256 varlen lse", {}, {}, PutNanBehindLengths},
         {"fwd bf16 b=1 h=70/1 s=3/700 d=320/256 window=200,0", {}, {}, ShareKeys},
+        // Up to 16 rows.
+        {"fwd bf16 b=3 h=16/1 s=1/700 d=320/256 sinks lse", {}, {}, ShareKeys},
+        {"fwd bf16 b=1 h=7/1 s=2/1100 d=264/256 causal softcap=20 lse", {}, {}, ShareKeys},
+        {"fwd fp16 b=3 h=10/1 s=1/900 d=320/256 paged=8 varlen lse", {}, {}, MakeLongPaged},
+        {"fwd bf16 b=3 h=12/1 s=1/900 d=576/512 paged=64 varlen lse batch_invariant",
+         {},
+         {},
+         MakeLongPaged},
+        {"fwd bf16 b=1 h=12/1 s=1/600 d=320/256 lse", {}, {}, misalign},
+        {"fwd bf16 b=2 h=8/1 s=1/1000 d=320/256 varlen lse", {}, {}, PutNanBehindLengths},
+        {"fwd bf16 b=1 h=8/1 s=2/700 d=320/256 window=200,0", {}, {}, ShareKeys},
     };
     auto* emulations =
         new std::vector<Emulation>(emulated::Served(scenarios, {plan::Family::kDecodeSm90}));
     // A cluster has all parts of a sequence and merges them; then parts of two sequences.
     emulations->push_back(
         InClusters({"fwd bf16 b=2 h=70/1 s=1/1100 d=320/256 sinks lse", {}, {}, ShareKeys}, 2, 4));
-    emulations->push_back(InClusters({"fwd fp16 b=2 h=9/1 s=1/1000 d=264/256 varlen lse",
+    emulations->push_back(InClusters({"fwd fp16 b=2 h=20/1 s=1/1000 d=264/256 varlen lse",
                                       {},
                                       {},
                                       [](HostCase& c) {

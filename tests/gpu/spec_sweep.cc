@@ -156,6 +156,27 @@ void AddDecode(Sweep& sweep) {
       s.page_size = page;
     });
   }
+  // Up to 16 rows of latent heads.
+  for (const auto& [qk, v] : {std::pair<int64_t, int64_t>{576, 512}, {320, 256}}) {
+    for (const auto& [group, queries] :
+         {std::pair<int64_t, int64_t>{1, 1}, {8, 1}, {5, 3}, {16, 1}}) {
+      for (const int64_t page : {0, 16}) {
+        sweep.Add(absl::StrCat("decode_few_rows_", group, "_of_", queries, "_dims_", qk, "_", v,
+                               "_page_", page),
+                  [&, qk = qk, v = v, group = group, queries = queries](auto& s) {
+                    base(s);
+                    SetDims(s, qk, v);
+                    SetHeads(s, group, 1);
+                    s.seqlen_q = queries;
+                    s.varlen = page != 0;
+                    s.page_size = page;
+                    s.window_right = queries > 1 ? 0 : -1;
+                    s.sinks = page != 0;
+                    s.lse = true;
+                  });
+      }
+    }
+  }
   // The tensor cores' share of decode.
   const std::pair<int64_t, int64_t> tensor_core_dims[] = {{64, 64},   {72, 40},   {128, 128},
                                                           {192, 128}, {256, 256}, {576, 512}};

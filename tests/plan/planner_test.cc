@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "arch/arch_traits.h"
 #include "arch/board_profile.h"
 #include "gmock/gmock.h"
@@ -46,10 +47,18 @@ TEST(PlannerTest, FewQueriesOverManyKeysAreDecoded) {
   EXPECT_EQ(decision.plan.block_m, 8);
   EXPECT_TRUE(decision.plan.after.empty());  // its last block merges
   EXPECT_EQ(BestFor("fwd bf16 b=16 h=24/1 s=1/8192 d=64").value().plan.block_m, 24);
-  // Latent heads are the tensor cores' business, but for few of them.
-  EXPECT_EQ(BestFor("fwd bf16 b=16 h=16/1 s=1/8192 d=576/512").value().plan.family,
-            Family::kDecodeSm90);
-  const KernelPlan latent = BestFor("fwd bf16 b=16 h=4/1 s=1/8192 d=576/512").value().plan;
+  // Latent heads up to 16 have one tile of a warp's rows; where V is hardly a part of K few of them
+  // have a step less.
+  for (const char* heads : {"4", "16"}) {
+    const KernelPlan latent =
+        BestFor(absl::StrCat("fwd bf16 b=16 h=", heads, "/1 s=1/8192 d=576/512")).value().plan;
+    EXPECT_EQ(latent.family, Family::kDecodeSm90);
+    EXPECT_EQ(latent.block_m, 16);
+    EXPECT_EQ(latent.stages, 3);
+    EXPECT_TRUE(latent.after.empty());
+  }
+  EXPECT_EQ(BestFor("fwd bf16 b=16 h=17/1 s=1/8192 d=576/512").value().plan.block_m, 64);
+  const KernelPlan latent = BestFor("fwd bf16 b=16 h=8/2 s=1/8192 d=576/512").value().plan;
   EXPECT_EQ(latent.family, Family::kDecodeWide);
   EXPECT_EQ(latent.shared_stages, 5);
   ASSERT_EQ(latent.after.size(), 1u);

@@ -17,6 +17,11 @@ inline void cp_async_bulk_tensor_4d_load(u32 destination, const abi::TensorMap* 
   cuda_on_host::StartBulkLoad(destination, map, barrier, at, 4, cuda_on_host::OwnBlock());
 }
 
+inline void cp_async_bulk_tensor_4d_load_evict_first(u32 destination, const abi::TensorMap* map,
+                                                     u32 barrier, int x, int y, int z, int w) {
+  cp_async_bulk_tensor_4d_load(destination, map, barrier, x, y, z, w);
+}
+
 inline void cp_async_bulk_tensor_4d_load_multicast(u32 destination, const abi::TensorMap* map,
                                                    u32 barrier, int x, int y, int z, int w,
                                                    u16 blocks) {
