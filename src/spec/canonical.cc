@@ -599,9 +599,13 @@ AttentionSpec Canonicalise(const AttentionSpec& spec) {
   if (out.kv_type == out.type) out.kv_type.reset();
   if (out.out_type == out.type) out.out_type.reset();
 
+  // What no length reaches is no bound: callers say "all" by the largest number of some type.
+  constexpr int64_t kLongest = std::numeric_limits<int64_t>::max() / 2;
+  if (out.window_left >= kLongest) out.window_left = -1;
+  if (out.window_right >= kLongest) out.window_right = -1;
   // Causal and window are one mask with two spellings: a lone causal stays `causal`, everything
   // else is a window.
-  out.window_right = EffectiveWindowRight(spec);
+  out.window_right = EffectiveWindowRight(out);
   out.causal = out.window_left == -1 && out.window_right == 0;
   if (out.causal) out.window_right = -1;
   const bool masked = out.causal || out.window_left != -1 || out.window_right != -1;

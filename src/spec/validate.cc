@@ -403,9 +403,6 @@ absl::Status ValidateGradients(const AttentionSpec& spec) {
   if (!spec.score_gradient_snippet.empty() && spec.score_snippet.empty()) {
     return Bad("score_gradient_snippet", "\"...\"", "empty without a score_snippet");
   }
-  if (!spec.mask_tile_snippet.empty() && spec.mask_snippet.empty()) {
-    return Bad("mask_tile_snippet", "\"...\"", "empty without a mask_snippet");
-  }
   for (size_t n = 0; n < spec.snippet_arrays.size(); ++n) {
     if (!spec.snippet_arrays[n].gradient) continue;
     const std::string field = absl::StrCat("snippet_arrays[", n, "].gradient");
@@ -431,6 +428,9 @@ absl::Status ValidateGradients(const AttentionSpec& spec) {
 }
 
 absl::Status ValidateSnippets(const AttentionSpec& spec) {
+  if (!spec.mask_tile_snippet.empty() && spec.mask_snippet.empty()) {
+    return Bad("mask_tile_snippet", "\"...\"", "empty without a mask_snippet");
+  }
   if (spec.snippet_arrays.size() > 8) {
     return Bad("snippet_arrays.size", static_cast<int64_t>(spec.snippet_arrays.size()),
                "at most 8");

@@ -168,6 +168,10 @@ TEST(CanonicalTest, EqualProblemsBecomeEqual) {
       {"causal window=-1,7", " causal"},
       {"causal window=511,7", " window=511,0"},
       {"causal window=511,-1", " window=511,0"},
+      // "All" as the largest number of a type.
+      {"window=9223372036854775807,0", " causal"},
+      {"window=7,9223372036854775807", " window=7,-1"},
+      {"window=9223372036854775807,9223372036854775807", ""},
       {"scale=0.125", ""},
       {"scale=-0", " scale=0"},
       {"align=top_left", ""},
@@ -317,7 +321,9 @@ class RandomSpecs {
     }
     if (Rarely()) s.score_snippet = {.text = "score", .file_name = Pick({"", "s %.cuh", "a/b"})};
     if (Rarely()) s.mask_snippet = {.text = "i != j", .file_name = Pick({"", "m", "\tq=@:"})};
-    if (Rarely()) s.mask_tile_snippet = {.text = "some", .file_name = Pick({"", "t"})};
+    if (!s.mask_snippet.empty() && Rarely()) {
+      s.mask_tile_snippet = {.text = "some", .file_name = Pick({"", "t"})};
+    }
     for (int64_t n = Rarely() ? Int(1, 8) : 0; n > 0; --n) {
       s.snippet_arrays.push_back({absl::StrCat("array_", n), Pick({kFp16, kInt32, kBool})});
     }

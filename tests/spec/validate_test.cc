@@ -172,6 +172,8 @@ TEST(ValidateTest, RefusesLayouts) {
 
 TEST(ValidateTest, RefusesMasks) {
   ExpectRefused({
+      {[](auto& s) { s.mask_tile_snippet.text = "some"; },
+       "mask_tile_snippet = \"...\": must be empty without a mask_snippet"},
       {[](auto& s) { s.window_left = -2; }, "window_left = -2: must be >= -1"},
       {[](auto& s) { s.window_right = -2; }, "window_right = -2: must be >= -1"},
       {[](auto& s) { s.block_mask_q = -64; }, "block_mask_q = -64: must be >= 0"},
