@@ -97,6 +97,7 @@ Bucket BucketOf(const AttentionSpec& spec) {
     }
   }
   NameByDigest(kind.score_snippet);
+  NameByDigest(kind.score_gradient_snippet);
   NameByDigest(kind.mask_snippet);
   NameByDigest(kind.mask_tile_snippet);
   bucket.kind = spec::ToText(kind);

@@ -88,6 +88,15 @@ TEST(BucketTest, SnippetsAreToldApartByTheirText) {
   other.score_snippet.text = "score * 3.f";
   EXPECT_EQ(BucketOf(one), BucketOf(renamed));
   EXPECT_NE(BucketOf(one), BucketOf(other));
+
+  AttentionSpec backward = one;
+  backward.operation = Operation::kBackward;
+  backward.score_gradient_snippet = {"2.f * d_score", "a.cu"};
+  renamed = other = backward;
+  renamed.score_gradient_snippet.file_name = "b.cu";
+  other.score_gradient_snippet.text = "d_score * 2.f";
+  EXPECT_EQ(BucketOf(backward), BucketOf(renamed));
+  EXPECT_NE(BucketOf(backward), BucketOf(other));
 }
 
 TEST(BucketTest, MeasuresDistanceInOctaves) {
