@@ -1,7 +1,6 @@
 #include "cli/roofline.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "spec/validate.h"
 
@@ -21,21 +20,41 @@ constexpr Throughput kThroughput[] = {
     {89, 128, 512}, {90, 128, 2048}, {100, 128, 4096}, {120, 128, 512},
 };
 
-struct Range {
-  int64_t begin = 0;
-  int64_t end = 0;  // keys begin .. end - 1; empty when end <= begin
+// Of row i the keys begin .. end - 1 are visible under the causal and window masks. Both move with
+// the row, before they are held to the keys that exist.
+struct Diagonals {
+  int64_t begin = 0;  // of row 0
+  int64_t end = 0;
+  bool begin_moves = false;
+  bool end_moves = false;
 };
 
-// Keys that query row i may see under the causal and window masks.
-Range VisibleKeys(const AttentionSpec& spec, int64_t i) {
-  const int64_t diagonal =
-      spec.align == MaskAlign::kTopLeft ? i : i + spec.seqlen_kv - spec.seqlen_q;
+Diagonals DiagonalsOf(const AttentionSpec& spec) {
+  const int64_t first = spec.align == MaskAlign::kTopLeft ? 0 : spec.seqlen_kv - spec.seqlen_q;
   const int64_t right = spec::EffectiveWindowRight(spec);
-  Range range{0, spec.seqlen_kv};
-  if (spec.window_left >= 0) range.begin = std::max<int64_t>(0, diagonal - spec.window_left);
-  if (right >= 0) range.end = std::min(spec.seqlen_kv, diagonal + right + 1);
-  range.end = std::max(range.end, range.begin);
-  return range;
+  Diagonals diagonals = {.end = spec.seqlen_kv};
+  if (spec.window_left >= 0) {
+    diagonals.begin = first - spec.window_left;
+    diagonals.begin_moves = true;
+  }
+  if (right >= 0) {
+    diagonals.end = first + right + 1;
+    diagonals.end_moves = true;
+  }
+  return diagonals;
+}
+
+// The sum over rows 0 .. rows - 1 of a bound that is `first` in row 0 and moves with the row, or
+// does not, held to 0 .. keys.
+double SumOfBounds(int64_t first, bool moves, int64_t rows, int64_t keys) {
+  const auto held = [keys](int64_t bound) { return std::clamp<int64_t>(bound, 0, keys); };
+  if (!moves) return static_cast<double>(held(first)) * static_cast<double>(rows);
+  const int64_t below = std::clamp<int64_t>(-first, 0, rows);  // rows whose bound is held to 0
+  const int64_t above = std::clamp<int64_t>(first + rows - keys, 0, rows - below);
+  const int64_t between = rows - below - above;
+  return static_cast<double>(above) * static_cast<double>(keys) +
+         static_cast<double>(between) *
+             (static_cast<double>(first + below) + static_cast<double>(between - 1) / 2);
 }
 
 double TensorBytes(ElementType type, int64_t a, int64_t b, int64_t c, int64_t d) {
@@ -45,40 +64,41 @@ double TensorBytes(ElementType type, int64_t a, int64_t b, int64_t c, int64_t d)
 
 }  // namespace
 
-int64_t VisiblePairs(const AttentionSpec& spec) {
-  int64_t pairs = 0;
-  for (int64_t i = 0; i < spec.seqlen_q; ++i) {
-    const Range keys = VisibleKeys(spec, i);
-    pairs += keys.end - keys.begin;
-  }
-  return pairs;
+double VisiblePairs(const AttentionSpec& spec) {
+  const Diagonals d = DiagonalsOf(spec);
+  return SumOfBounds(d.end, d.end_moves, spec.seqlen_q, spec.seqlen_kv) -
+         SumOfBounds(d.begin, d.begin_moves, spec.seqlen_q, spec.seqlen_kv);
 }
 
-int64_t TiledPairs(const AttentionSpec& spec, const plan::KernelPlan& plan) {
-  int64_t pairs = 0;
-  for (int64_t first = 0; first < spec.seqlen_q; first += plan.block_m) {
+double TiledPairs(const AttentionSpec& spec, const plan::KernelPlan& plan) {
+  const Diagonals d = DiagonalsOf(spec);
+  // Of very long sequences some of the tiles stand for all.
+  constexpr int64_t kMostTiles = 1 << 20;
+  const int64_t row_tiles = (spec.seqlen_q + plan.block_m - 1) / plan.block_m;
+  const int64_t step = row_tiles / kMostTiles + 1;
+  double tiles = 0;
+  for (int64_t tile = 0; tile < row_tiles; tile += step) {
+    const int64_t first = tile * plan.block_m;
     const int64_t last = std::min(spec.seqlen_q, first + plan.block_m) - 1;
-    int64_t begin = std::numeric_limits<int64_t>::max();
-    int64_t end = 0;
-    // The ranges move monotonically with the row, but the first and the last may be empty.
-    for (int64_t i = first; i <= last; ++i) {
-      const Range keys = VisibleKeys(spec, i);
-      if (keys.end == keys.begin) continue;
-      begin = std::min(begin, keys.begin);
-      end = std::max(end, keys.end);
+    // Only rows that see something count: from the first whose end is above 0 to the last whose
+    // begin is below all keys.
+    const int64_t seeing_first = d.end_moves ? std::max(first, 1 - d.end) : first;
+    const int64_t seeing_last = d.begin_moves ? std::min(last, spec.seqlen_kv - 1 - d.begin) : last;
+    if (seeing_first > seeing_last) continue;
+    const int64_t begin = std::max<int64_t>(0, d.begin + (d.begin_moves ? seeing_first : 0));
+    const int64_t end = std::min(spec.seqlen_kv, d.end + (d.end_moves ? seeing_last : 0));
+    if (end > begin) {
+      tiles += static_cast<double>((end - 1) / plan.block_n - begin / plan.block_n + 1);
     }
-    if (end == 0) continue;
-    const int64_t tiles = (end - 1) / plan.block_n - begin / plan.block_n + 1;
-    pairs += tiles * plan.block_n * plan.block_m;
   }
-  return pairs;
+  return tiles * static_cast<double>(step) * plan.block_n * plan.block_m;
 }
 
 Roofline EstimateRoofline(const AttentionSpec& spec, const plan::KernelPlan& plan,
                           const arch::ArchTraits& traits, const arch::BoardProfile& board) {
   Roofline roofline;
   const double heads = static_cast<double>(spec.batch) * static_cast<double>(spec.heads_q);
-  const auto visible = static_cast<double>(VisiblePairs(spec));
+  const double visible = VisiblePairs(spec);
   roofline.flops = 2 * heads * visible * static_cast<double>(spec.dim_qk + spec.dim_v);
   roofline.bytes =
       TensorBytes(spec.type, spec.batch, spec.heads_q, spec.seqlen_q, spec.dim_qk) +
@@ -98,7 +118,7 @@ Roofline EstimateRoofline(const AttentionSpec& spec, const plan::KernelPlan& pla
   for (const BiasTerm& term : spec.bias) {
     roofline.bytes += TensorBytes(term.type, term.batch, term.heads, term.seqlen_q, term.seqlen_kv);
   }
-  const auto tiled = static_cast<double>(TiledPairs(spec, plan));
+  const double tiled = TiledPairs(spec, plan);
   if (tiled > 0) roofline.padding_waste = 1 - visible / tiled;
   // Two transfers a clock: the memories of all boards here are double data rate.
   const double bytes_per_ms =

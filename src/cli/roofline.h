@@ -15,11 +15,11 @@ namespace tilewright::cli {
 
 // Pairs (i, j) of one head that causal and window masks keep, at the spec's lengths. Bool terms,
 // block masks and snippets are taken to keep everything.
-int64_t VisiblePairs(const AttentionSpec& spec);
+double VisiblePairs(const AttentionSpec& spec);
 
 // Pairs of one head that tiles of block_m x block_n compute to cover the visible ones: whole tiles
 // with at least one visible pair.
-int64_t TiledPairs(const AttentionSpec& spec, const plan::KernelPlan& plan);
+double TiledPairs(const AttentionSpec& spec, const plan::KernelPlan& plan);
 
 struct Roofline {
   double flops = 0;                 // 2 (dim_qk + dim_v) per visible pair; backward 2.5 times that

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "spec/canonical.h"
 
@@ -29,6 +30,41 @@ TEST(RooflineTest, VisiblePairsAreCountedExactly) {
   EXPECT_EQ(VisiblePairs(Spec("fwd bf16 b=1 h=1 s=2/5 d=8 causal=top_left")), 1 + 2);
   EXPECT_EQ(VisiblePairs(Spec("fwd bf16 b=1 h=1 s=4/4 d=8 window=1,0")), 1 + 2 + 2 + 2);
   EXPECT_EQ(VisiblePairs(Spec("fwd bf16 b=1 h=1 s=4/4 d=8 window=0,1")), 2 + 2 + 2 + 1);
+}
+
+// As the definition says it, row by row.
+double CountPairs(const AttentionSpec& spec) {
+  double pairs = 0;
+  for (int64_t i = 0; i < spec.seqlen_q; ++i) {
+    const int64_t diagonal =
+        spec.align == MaskAlign::kTopLeft ? i : i + spec.seqlen_kv - spec.seqlen_q;
+    const int64_t right = spec.causal ? 0 : spec.window_right;
+    for (int64_t j = 0; j < spec.seqlen_kv; ++j) {
+      pairs += (spec.window_left < 0 || j >= diagonal - spec.window_left) &&
+               (right < 0 || j <= diagonal + right);
+    }
+  }
+  return pairs;
+}
+
+TEST(RooflineTest, VisiblePairsAreThoseOfTheDefinition) {
+  for (const char* lengths : {"1/1", "3/9", "9/3", "7/7", "0/4", "4/0"}) {
+    for (const char* mask :
+         {"", "causal", "causal=top_left", "window=2,1", "window=0,0", "window=-1,3",
+          "window=3,-1 align=top_left", "window=50,50", "window=2,1 align=top_left"}) {
+      const AttentionSpec spec = Spec(absl::StrCat("fwd bf16 d=8 s=", lengths, " ", mask));
+      const double pairs = CountPairs(spec);
+      EXPECT_EQ(VisiblePairs(spec), pairs) << lengths << " " << mask;
+      EXPECT_EQ(TiledPairs(spec, Tiles(1, 1)), pairs) << lengths << " " << mask;
+    }
+  }
+}
+
+TEST(RooflineTest, LengthsBeyondAllMemoryTakeNoTime) {
+  const AttentionSpec spec = Spec("fwd bf16 b=1 h=1 s=1099511627776 d=8 causal");
+  const double length = 1099511627776.0;
+  EXPECT_DOUBLE_EQ(VisiblePairs(spec), length * (length + 1) / 2);
+  EXPECT_NEAR(TiledPairs(spec, Tiles(128, 128)) / VisiblePairs(spec), 1, 1e-5);
 }
 
 TEST(RooflineTest, TiledPairsAreWholeTilesWithSomethingVisible) {
