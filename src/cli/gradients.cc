@@ -23,11 +23,28 @@ struct Place {
   int64_t batch, rows, heads, dim;
   std::vector<double> reference::BackwardResult::*whole = nullptr;
   int bias = -1;  // or this term's
+  // Rows that belong to a sequence, [batch * rows]; empty: all. Nobody promises to write the
+  // others.
+  std::vector<bool> owned = {};
+  bool whole_rows = false;  // a gradient of Q, K or V; others add up all pairs of row and key
 
   const std::vector<double>& Of(const reference::BackwardResult& result) const {
     return bias >= 0 ? result.dbias[bias] : result.*whole;
   }
 };
+
+// Which rows of [batch, rows] belong to a sequence; empty where all do. `starts` are those of
+// packed sequences, or null.
+std::vector<bool> OwnedRows(const HostProblem& problem, int64_t batch, int64_t rows,
+                            const int32_t* starts, int64_t (HostProblem::*length)(int64_t) const) {
+  if (!problem.spec().varlen) return {};
+  std::vector<bool> owned(batch * rows, false);
+  for (int64_t b = 0; b < problem.args().batch; ++b) {
+    const int64_t first = starts != nullptr ? starts[b] : b * rows;
+    std::fill_n(owned.begin() + first, (problem.*length)(b), true);
+  }
+  return owned;
+}
 
 // All gradients that the spec asks for.
 std::vector<Place> PlacesOf(const HostProblem& problem) {
@@ -48,6 +65,11 @@ std::vector<Place> PlacesOf(const HostProblem& problem) {
       {"dv", bytes(args.d_v.data), spec.type, args.d_v.strides, kv_batch, kv_rows, spec.heads_kv,
        spec.dim_v, &Result::dv},
   };
+  for (Place& place : places) place.whole_rows = true;
+  places[0].owned = OwnedRows(problem, q_batch, q_rows, packed_q ? args.cu_seqlens_q : nullptr,
+                              &HostProblem::LengthQ);
+  places[1].owned = places[2].owned = OwnedRows(
+      problem, kv_batch, kv_rows, packed_kv ? args.cu_seqlens_kv : nullptr, &HostProblem::LengthKv);
   for (size_t n = 0; n < spec.bias.size(); ++n) {
     const BiasTerm& term = spec.bias[n];
     if (!term.gradient) continue;
@@ -80,13 +102,18 @@ std::vector<Place> PlacesOf(const HostProblem& problem) {
   return places;
 }
 
-// Calls visit(n, address) for the elements of a gradient, n counting them in the reference's order.
+// Calls visit(n, address) for the elements of a gradient that belong to a sequence, n counting all
+// in the reference's order.
 template <typename Visit>
 void ForEachElement(const Place& place, const Visit& visit) {
   const int bytes = spec::ElementBytes(place.type);
   size_t n = 0;
   for (int64_t b = 0; b < place.batch; ++b) {
     for (int64_t s = 0; s < place.rows; ++s) {
+      if (!place.owned.empty() && !place.owned[b * place.rows + s]) {
+        n += place.heads * place.dim;
+        continue;
+      }
       for (int64_t h = 0; h < place.heads; ++h) {
         for (int64_t d = 0; d < place.dim; ++d) {
           const Strides& strides = place.strides;
@@ -97,6 +124,19 @@ void ForEachElement(const Place& place, const Visit& visit) {
       }
     }
   }
+}
+
+// What fp32 leaves of dP - D where it cancels: both are sums over dim_v of products of unit
+// variance, which a row that sees one key, or a term that broadcasts along the keys, takes from
+// each other. Of one element of a gradient, which adds up `count` such differences.
+double Cancelled(const AttentionSpec& spec, double count) {
+  constexpr double kOfOneProduct = 1e-6;
+  return kOfOneProduct *
+         std::sqrt(static_cast<double>(std::max(spec.dim_qk, spec.dim_v)) * std::max(count, 1.0));
+}
+
+double Size(const std::vector<double>& values) {
+  return std::max(1.0, static_cast<double>(values.size()));
 }
 
 }  // namespace
@@ -135,6 +175,9 @@ absl::StatusOr<GradientAccuracy> CheckGradients(const HostProblem& problem) {
       const reference::BackwardResult plain,
       reference::StraightforwardBackward(spec, problem.args(), problem.args().d_o));
   GradientAccuracy accuracy;
+  const double pairs = static_cast<double>(problem.args().batch * spec.heads_q) *
+                       static_cast<double>(problem.args().seqlen_q) *
+                       static_cast<double>(problem.args().seqlen_kv);
   for (const Place& place : PlacesOf(problem)) {
     const std::vector<double>& wanted = place.Of(exact);
     const std::vector<double>& straightforward = place.Of(plain);
@@ -142,13 +185,14 @@ absl::StatusOr<GradientAccuracy> CheckGradients(const HostProblem& problem) {
     error.name = place.name;
     double squared = 0, plain_squared = 0, norm = 0;
     const auto row = static_cast<size_t>(place.dim);
+    const double cancelled = Cancelled(spec, place.whole_rows ? 1 : pairs / Size(wanted));
     std::vector<bool> is_zero(wanted.size() / row, true);
     for (size_t n = 0; n < wanted.size(); ++n) {
       if (wanted[n] != 0 || straightforward[n] != 0) is_zero[n / row] = false;
     }
     ForEachElement(place, [&](size_t n, const std::byte* at) {
       const double value = reference::ToDouble(place.type, at);
-      if (!std::isfinite(value) || (is_zero[n / row] && std::abs(value) > 1e-6)) {
+      if (!std::isfinite(value) || (is_zero[n / row] && std::abs(value) > cancelled)) {
         ++error.mismatches;
         error.worst_mismatch = std::isnan(value) ? std::numeric_limits<double>::infinity()
                                                  : std::max(error.worst_mismatch, std::abs(value));
@@ -164,6 +208,9 @@ absl::StatusOr<GradientAccuracy> CheckGradients(const HostProblem& problem) {
     if (place.type == ElementType::kFp32 && spec.type != ElementType::kFp32) least = 1e-4;
     error.relative = std::sqrt(squared) / unit;
     error.relative_bar = std::max(1.5 * std::sqrt(plain_squared) / unit, least);
+    // A gradient that is nothing but what cancels has no other bar.
+    const double noise = cancelled * std::sqrt(Size(wanted));
+    if (std::sqrt(norm) <= noise) error.relative_bar = std::max(error.relative_bar, noise / unit);
     accuracy.gradients.push_back(std::move(error));
   }
   return accuracy;

@@ -213,7 +213,7 @@ class SliceBackward {
                        d_weights_.data());
     LoadDropoutFactors(scorer);
     for (int64_t n = 0; n < count; ++n) weights_[n] /= softmax.sum;
-    const Real delta = rounding_.active() ? DeltaOfOutput(range) : DeltaOfWeights();
+    const Real delta = rounding_.active() ? DeltaOfOutput(range, softmax.sum) : DeltaOfWeights();
     dq_row_.assign(dim_qk_, 0);
     for (int64_t n = 0; n < count; ++n) {
       if (!keep_[n]) continue;
@@ -242,15 +242,19 @@ class SliceBackward {
     return delta;
   }
 
-  // dot(dO, O) with the O that the straightforward forward gives.
-  Real DeltaOfOutput(KeyRange range) const {
+  // dot(dO, O) with the O that the straightforward forward gives: its weights are rounded before
+  // they are divided by their sum, which rows of few keys notice.
+  Real DeltaOfOutput(KeyRange range, Real sum) const {
     Real delta = 0;
+    std::vector<Real> rounded(weights_.size());
+    for (size_t n = 0; n < weights_.size(); ++n) {
+      rounded[n] = rounding_.Operand(weights_[n] * sum) / sum * factor_[n];
+    }
     for (int64_t d = 0; d < dim_v_; ++d) {
       Real o = 0;
       for (size_t n = 0; n < weights_.size(); ++n) {
         if (!keep_[n]) continue;
-        o += weights_[n] * factor_[n] *
-             v_columns_[d * keys_ + range.begin + static_cast<int64_t>(n)];
+        o += rounded[n] * v_columns_[d * keys_ + range.begin + static_cast<int64_t>(n)];
       }
       delta += rounding_.Output(o) * d_o_row_[d];
     }

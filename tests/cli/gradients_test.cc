@@ -79,6 +79,46 @@ TEST(GradientsTest, ARowOfZerosIsHeldToWhatFp32Leaves) {
   EXPECT_THAT(accuracy.ToString(), HasSubstr(" with 1 wrong values up to 1.0e-03"));
 }
 
+// Every row sees one key: dQ and dK are 0 but for what fp32 leaves, which grows with the head dim.
+TEST(GradientsTest, AGradientThatCancelsIsHeldToWhatFp32Leaves) {
+  const auto spec = spec::ParseSpec("bwd bf16 b=2 h=2 s=20/20 d=64 window=0,0");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  HostProblem problem = *MakeRandomProblem(*spec);
+  ASSERT_TRUE(ComputeGradientsOnHost(problem).ok());
+  for (int n = 0; n < 64; ++n) DqAt(problem, n % 20, n) = Bf16(n % 2 == 0 ? 4e-6F : -3e-6F);
+  EXPECT_TRUE(DqOf(problem).holds()) << DqOf(problem).relative;
+  DqAt(problem, 3, 1) = Bf16(1e-4F);
+  EXPECT_FALSE(DqOf(problem).holds());
+}
+
+// dS of a row adds up to 0, and so does the gradient of a term with one element for each row.
+TEST(GradientsTest, ATermThatAddsToWholeRowsHasNoGradient) {
+  const auto spec = spec::ParseSpec("bwd fp32 b=2 h=2 s=20/30 d=64 bias=fp32:2,1,20,1:grad");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  HostProblem problem = *MakeRandomProblem(*spec);
+  ASSERT_TRUE(ComputeGradientsOnHost(problem).ok());
+  const auto holds = [&] { return CheckGradients(problem)->gradients[3].holds(); };
+  problem.args().d_bias[0].data[5] = 2e-6F;
+  EXPECT_TRUE(holds());
+  problem.args().d_bias[0].data[5] = 1e-3F;
+  EXPECT_FALSE(holds());
+}
+
+// What lies beyond the length of a sequence is nobody's.
+TEST(GradientsTest, KeysOfNoSequenceMayBeLeftAlone) {
+  const auto spec = spec::ParseSpec("bwd bf16 b=2 h=1 s=20/30 d=8 varlen");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  RandomProblemOptions options;
+  options.lengths_kv = {30, 17};
+  HostProblem problem = *MakeRandomProblem(*spec, options);
+  ASSERT_TRUE(ComputeGradientsOnHost(problem).ok());
+  auto* dk = static_cast<uint16_t*>(problem.args().d_k.data);
+  dk[problem.args().d_k.strides.batch + 17 * problem.args().d_k.strides.seq] = 0x7fc0;
+  EXPECT_TRUE(CheckGradients(problem)->holds());
+  dk[problem.args().d_k.strides.batch + 16 * problem.args().d_k.strides.seq] = 0x7fc0;
+  EXPECT_FALSE(CheckGradients(problem)->holds());
+}
+
 TEST(GradientsTest, WhatIsNotFiniteIsWrong) {
   HostProblem problem = Computed();
   DqAt(problem, 7, 3) = 0x7fc0;  // NaN
