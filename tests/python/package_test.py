@@ -190,6 +190,24 @@ class CacheTest(unittest.TestCase):
             self.append(q=FakeArray((2, 1, 4, 16), "bf16"))
         with self.assertRaisesRegex(tilewright.InvalidArgumentError, "seqused_kv has elements"):
             self.append(seqused_kv=FakeArray((2,)))
+        for text, cache, more in (
+            (r"k_cache has shape \(9, 8, 3, 16\): must be \(9, 8, 2, 16\)", (9, 8, 3, 16), {}),
+            ("k_cache has 1 sequences: must have 2", (1, 8, 2, 16), {}),
+            (
+                r"seqused_kv has strides \(2,\)",
+                (9, 8, 2, 16),
+                {"seqused_kv": FakeArray((2,), "int32", strides=(2,))},
+            ),
+            ("page_table has shape", (9, 8, 2, 16), {"page_table": FakeArray((3, 5), "int32")}),
+            (
+                "positions has shape",
+                (9, 8, 2, 16),
+                {"positions": FakeArray((1,), "int32"), "rotary": "half_split"},
+            ),
+        ):
+            with self.subTest(text=text):
+                with self.assertRaisesRegex(tilewright.InvalidArgumentError, text):
+                    self.append(cache=cache, **more)
 
     def test_merge(self):
         parts, lse = FakeArray((3, 2, 5, 4, 16)), FakeArray((3, 2, 4, 5))
@@ -197,6 +215,8 @@ class CacheTest(unittest.TestCase):
         tilewright.merge(parts, lse, out, FakeArray((2, 4, 5)))
         with self.assertRaisesRegex(tilewright.InvalidArgumentError, "lse_parts has shape"):
             tilewright.merge(parts, FakeArray((3, 2, 5, 4)), out)
+        with self.assertRaisesRegex(tilewright.InvalidArgumentError, "lse has shape"):
+            tilewright.merge(parts, lse, out, FakeArray((2, 5, 4)))
 
 
 class AttentionTest(unittest.TestCase):
@@ -288,6 +308,94 @@ class AttentionTest(unittest.TestCase):
         ):
             with self.subTest(text=text), self.assertRaisesRegex(error, text):
                 tilewright.attention(*arguments, **options)
+
+    def test_arrays_beside_q_k_and_v_have_the_shapes_that_kernels_read(self):
+        """A kernel goes by the shapes of q, k and v, and reads arrays of one axis without a stride."""
+        q, kv = FakeArray((2, 10, 4, 16)), FakeArray((2, 12, 2, 16))
+        table, lengths = FakeArray((2, 3), "int32"), FakeArray((2,), "int32")
+        stored = FakeArray((2, 12, 2, 16), "e4m3")
+        pages = FakeArray((9, 8, 2, 16))
+        sums = FakeArray((3,), "int32")
+        packed = FakeArray((20, 4, 16)), FakeArray((24, 2, 16))
+        half = FakeArray((2, 10, 4, 16), "bf16")
+        for text, arguments, options in (
+            (r"sinks has shape \(2,\): must be \(4,\)", (q, kv, kv), {"sinks": FakeArray((2,))}),
+            (
+                r"sinks has strides \(3,\): must be contiguous",
+                (q, kv, kv),
+                {"sinks": FakeArray((4,), strides=(3,))},
+            ),
+            (
+                r"alibi_slopes has strides \(0,\): must be contiguous",
+                (q, kv, kv),
+                {"alibi_slopes": FakeArray((4,), strides=(0,))},
+            ),
+            ("alibi_slopes has shape", (q, kv, kv), {"alibi_slopes": FakeArray((2, 3))}),
+            (
+                r"seqused_kv has shape \(3,\): must be \(2,\)",
+                (q, kv, kv),
+                {"seqused_kv": FakeArray((3,), "int32")},
+            ),
+            (
+                r"seqused_kv has strides \(2,\)",
+                (q, kv, kv),
+                {"seqused_kv": FakeArray((2,), "int32", strides=(2,))},
+            ),
+            (
+                r"cu_seqlens_kv has shape \(2,\): must be \(3,\)",
+                (packed[0], packed[1], packed[1]),
+                {
+                    "cu_seqlens_q": sums,
+                    "cu_seqlens_kv": lengths,
+                    "max_seqlen_q": 12,
+                    "max_seqlen_kv": 12,
+                },
+            ),
+            (
+                "page_table has shape",
+                (q, pages, pages),
+                {"page_table": FakeArray((1, 3), "int32"), "seqused_kv": lengths},
+            ),
+            (
+                "max_seqlen_kv = 25: must be at most 24",
+                (q, pages, pages),
+                {"page_table": table, "seqused_kv": lengths, "max_seqlen_kv": 25},
+            ),
+            (
+                "block_mask_size = .0, 0.: must be the rows and keys",
+                (q, kv, kv),
+                {"block_mask": FakeArray((1, 1, 1, 1), "bool")},
+            ),
+            (
+                r"block_mask has shape \(1, 1, 3, 2\).*must be \(2, 4, 2, 2\)",
+                (q, kv, kv),
+                {"block_mask": FakeArray((1, 1, 3, 2), "bool"), "block_mask_size": (8, 8)},
+            ),
+            (
+                "k_scale and v_scale are of different kinds",
+                (half, stored, stored),
+                {"k_scale": FakeArray((1,)), "v_scale": FakeArray((2,))},
+            ),
+            (
+                r"k_scale has shape \(4,\)",
+                (half, stored, stored),
+                {"k_scale": FakeArray((4,)), "v_scale": FakeArray((4,))},
+            ),
+            (
+                r"k_scale has shape \(2, 12, 2\): must be \(2, 2, 12\)",
+                (half, stored, stored),
+                {"k_scale": FakeArray((2, 12, 2)), "v_scale": FakeArray((2, 2, 12))},
+            ),
+            ("lse has shape", (q, kv, kv), {"lse": FakeArray((2, 10, 4))}),
+            (
+                r"arrays\['t'\] has strides",
+                (q, kv, kv),
+                {"score": "score + t[h]", "arrays": {"t": FakeArray((4,), strides=(2,))}},
+            ),
+        ):
+            with self.subTest(text=text):
+                with self.assertRaisesRegex(tilewright.InvalidArgumentError, text):
+                    tilewright.attention(*arguments, **options)
 
     def test_a_snippet_that_does_not_compile_shows_the_log(self):
         q = FakeArray((1, 4, 1, 16))

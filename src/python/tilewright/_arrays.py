@@ -66,6 +66,19 @@ def _dense_strides(shape):
     return tuple(reversed(strides)) if shape else ()
 
 
+def need_dense(name, array, *shapes):
+    """Raises unless the elements follow one another without gaps, as the kernels read them, in one of `shapes` (in any,
+    if none is given)."""
+    if shapes and tuple(array.shape) not in shapes:
+        wanted = " or ".join(str(shape) for shape in shapes)
+        raise _c.InvalidArgumentError(f"{name} has shape {tuple(array.shape)}: must be {wanted}")
+    dense = _dense_strides(array.shape)
+    if any(n > 1 and a != b for n, a, b in zip(array.shape, array.strides, dense)):
+        raise _c.InvalidArgumentError(
+            f"{name} has strides {tuple(array.strides)}: must be contiguous, {dense}"
+        )
+
+
 def package_of(array):
     return type(array).__module__.partition(".")[0]
 

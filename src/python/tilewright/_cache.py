@@ -41,6 +41,84 @@ def _need(name, array, *types):
         )
 
 
+def _check_append(given, packed):
+    """Raises where the arrays do not fit one another: the kernels go by the shapes of k and k_cache."""
+    new, cache = given["k"], given["k_cache"]
+
+    def like(name, wanted, kind):
+        if name not in given:
+            return
+        if tuple(given[name].shape) != tuple(wanted):
+            raise _c.InvalidArgumentError(
+                f"{name} has shape {tuple(given[name].shape)}: must be {tuple(wanted)}"
+            )
+        _need(name, given[name], kind)
+
+    dim_v = given["v"].shape[-1] if "v" in given else 0
+    heads_q = given["q"].shape[-2] if "q" in given else 0
+    like("v", (*new.shape[:-1], dim_v), new.type)
+    for name in ("q", "q_out"):
+        like(name, (*new.shape[:-2], heads_q, new.shape[-1]), new.type)
+    like("k_cache", (*cache.shape[:2], *new.shape[-2:]), cache.type)
+    like("v_cache", (*cache.shape[:2], new.shape[-2], dim_v), cache.type)
+    for name in ("k", "v", "q", "q_out", "k_cache", "v_cache"):
+        if name in given and given[name].shape[-1] > 1 and given[name].strides[-1] != 1:
+            raise _c.InvalidArgumentError(
+                f"{name} has strides {tuple(given[name].strides)}: must have 1 for the head dim"
+            )
+
+    batch = given["cu_seqlens"].shape[0] - 1 if packed else new.shape[0]
+    slots = "cache_batch_idx" in given  # of more or fewer sequences
+    for name in ("seqused_kv", "new_seqused_kv", "cache_batch_idx", "seqused"):
+        if name in given:
+            _arrays.need_dense(name, given[name], (batch,))
+    if packed:
+        _arrays.need_dense("cu_seqlens", given["cu_seqlens"], (batch + 1,))
+    if "positions" in given:
+        tokens = tuple(new.shape[:-2])
+        shapes = (tokens,) if packed or tokens[0] != 1 else (tokens, tokens[1:])
+        _arrays.need_dense("positions", given["positions"], *shapes)
+    if "ticket" in given:
+        _arrays.need_dense("ticket", given["ticket"], (), (1,))
+    if "page_table" in given:
+        table = given["page_table"]
+        ok = len(table.shape) == 2 and (slots or table.shape[0] == batch)
+        if not ok or (table.shape[1] > 1 and table.strides[1] != 1):
+            raise _c.InvalidArgumentError(
+                f"page_table has shape {tuple(table.shape)} and strides {tuple(table.strides)}: must be [batch, pages]"
+                f" with a batch of {batch} and the pages of a sequence side by side"
+            )
+    elif not slots and cache.shape[0] < batch:
+        raise _c.InvalidArgumentError(
+            f"k_cache has {cache.shape[0]} sequences: must have {batch}"
+        )
+    kinds = {}
+    for name in ("k_scale", "v_scale"):
+        if name not in given:
+            continue
+        scale = given[name]
+        kinds[name] = len(scale.shape) if scale.shape != (1,) else 0
+        if len(scale.shape) != 3:
+            _arrays.need_dense(name, scale, (), (1,), (new.shape[-2],))
+        elif tuple(scale.shape) != (cache.shape[0], cache.shape[2], cache.shape[1]):
+            raise _c.InvalidArgumentError(
+                f"{name} has shape {tuple(scale.shape)}: must be"
+                f" {(cache.shape[0], cache.shape[2], cache.shape[1])}, [batch or page, head, token]"
+            )
+    if len(set(kinds.values())) > 1:
+        raise _c.InvalidArgumentError(
+            "k_scale and v_scale are of different kinds: must both be one number, or one for each head or token"
+        )
+    if "cos" in given and "sin" in given:
+        tables = given["cos"], given["sin"]
+        if tables[0].signature != tables[1].signature or len(tables[0].shape) != 2:
+            raise _c.InvalidArgumentError(
+                "cos and sin differ in shape, strides or type: must be [positions, pairs], both alike"
+            )
+        if tables[0].shape[1] > 1 and tables[0].strides[1] != 1:
+            raise _c.InvalidArgumentError("cos and sin: the pairs of a position must be side by side")
+
+
 def append(
     k,
     v,
@@ -111,6 +189,7 @@ def append(
         if name in given:
             setattr(args, name, _tensor(name, given[name]))
     new, cache = given["k"], given["k_cache"]
+    _check_append(given, packed)
     spec.type, spec.cache_type = new.type, cache.type
     spec.heads_kv, spec.dim_qk = new.shape[-2:]
     spec.heads_q = given["q"].shape[-2] if "q" in given else 0
@@ -124,9 +203,10 @@ def append(
         args.batch, args.seqlen = new.shape[:2]
     args.capacity = cache.shape[1]
     if "page_table" in given:
+        table = given["page_table"]
         spec.page_size = cache.shape[1]
-        args.capacity = cache.shape[1] * given["page_table"].shape[1]
-        args.page_table_stride = given["page_table"].strides[0]
+        args.capacity = cache.shape[1] * table.shape[1]
+        args.page_table_stride = table.strides[0]
     if "cos" in given:
         spec.rotary_table = given["cos"].type
         args.rotary_stride = given["cos"].strides[0]
@@ -203,6 +283,11 @@ def merge(o_parts, lse_parts, out, lse=None, *, lse_base="e", empty_lse="-inf", 
     args.o = _tensor("out", result)
     if "lse" in given:
         _need("lse", given["lse"], _c.FP32)
+        wanted = tuple(part_lse.shape[1:])
+        if tuple(given["lse"].shape) != wanted or (wanted[2] > 1 and given["lse"].strides[2] != 1):
+            raise _c.InvalidArgumentError(
+                f"lse has shape {tuple(given['lse'].shape)}: must be {wanted}, rows of a head side by side"
+            )
         args.lse = given["lse"].data
         args.lse_out_stride_batch, args.lse_out_stride_head = given["lse"].strides[:2]
     _driver.ensure_context(parts.device)

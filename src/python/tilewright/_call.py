@@ -5,7 +5,7 @@ import ctypes
 import dataclasses
 
 from . import _c
-from ._arrays import INT64
+from ._arrays import INT64, need_dense
 from ._runtime import default_runtime
 
 _ORDERS = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}
@@ -190,6 +190,7 @@ class Call:
             else:
                 placed[name] = _packed(name, array) if cu_kv else _ordered(name, array, order)
         (q_shape, _), (k_shape, _), (v_shape, _), (o_shape, _) = (placed[name] for name in "qkvo")
+        self._kv_shape = k_shape  # (batch or pages, tokens, heads, dim)
         if v_shape[:3] != k_shape[:3]:
             raise _c.InvalidArgumentError(
                 f"v has shape {v.shape}: must be that of k, {k.shape}, but for the head dim"
@@ -288,6 +289,14 @@ class Call:
         lse = arrays.get("lse")
         if lse is not None:
             _need("lse", lse, _c.FP32)
+            packed = arrays.get("cu_seqlens_q") is not None
+            rows = (spec.heads_q, args.total_q if packed else args.seqlen_q)
+            wanted = rows if packed else (args.batch, *rows)
+            if tuple(lse.shape) != wanted or (rows[1] > 1 and lse.strides[-1] != 1):
+                raise _c.InvalidArgumentError(
+                    f"lse has shape {tuple(lse.shape)} and strides {tuple(lse.strides)}: must be {wanted} with rows of a"
+                    " head side by side"
+                )
             args.lse_stride_head = lse.strides[-2]
             args.lse_stride_batch = lse.strides[0] if len(lse.shape) == 3 else 0
 
@@ -322,48 +331,116 @@ class Call:
 
     def _optional(self, options, arrays):
         spec, args = self.spec, self.args
+        batch, heads = args.batch, spec.heads_q
         slopes = arrays.get("alibi_slopes")
         if slopes is not None:
             _need("alibi_slopes", slopes, _c.FP32)
+            need_dense("alibi_slopes", slopes, (heads,), (batch, heads))
             spec.alibi = 1
             args.alibi_stride_batch = slopes.strides[0] if len(slopes.shape) == 2 else 0
         if arrays.get("sinks") is not None:
             _need("sinks", arrays["sinks"], _c.FP32)
+            need_dense("sinks", arrays["sinks"], (heads,))
             spec.sinks = 1
         for name in LENGTHS:
-            if arrays.get(name) is not None:
-                _need(name, arrays[name], _c.INT32)
-        if arrays.get("page_table") is not None:
-            args.page_table_stride = arrays["page_table"].strides[0]
-        blocks = arrays.get("block_mask")
-        if blocks is not None:
-            _need("block_mask", blocks, _c.BOOL)
-            spec.block_mask_q, spec.block_mask_kv = options.block_mask
-            for axis in range(3):
-                args.block_mask_strides[axis] = (
-                    0 if blocks.shape[axis] == 1 else blocks.strides[axis]
-                )
+            if arrays.get(name) is None:
+                continue
+            _need(name, arrays[name], _c.INT32)
+            if name != "page_table":
+                sums = name.startswith("cu_seqlens")
+                need_dense(name, arrays[name], (batch + 1 if sums else batch,))
+        self._page_table(arrays)
+        self._block_mask(options, arrays)
         if arrays.get("q_scale") is not None:
-            _need("q_scale", arrays["q_scale"], _c.FP32)
+            scale = arrays["q_scale"]
+            _need("q_scale", scale, _c.FP32)
+            need_dense("q_scale", scale, (), (1,), (heads,))
             spec.q_scale = (
-                _c.SCALE_PER_TENSOR if arrays["q_scale"].shape in ((), (1,)) else _c.SCALE_PER_HEAD
+                _c.SCALE_PER_TENSOR if scale.shape in ((), (1,)) else _c.SCALE_PER_HEAD
             )
+        self._kv_scales(arrays)
+        for name in ("dropout_seed", "dropout_offset"):
+            if arrays.get(name) is not None:
+                _need(name, arrays[name], INT64)
+                need_dense(name, arrays[name], (), (1,))
+
+    def _page_table(self, arrays):
+        table = arrays.get("page_table")
+        if table is None:
+            return
+        slots = arrays.get("cache_batch_idx") is not None  # rows of more or fewer sequences
+        ok = len(table.shape) == 2 and (slots or table.shape[0] == self.args.batch)
+        if not ok or (table.shape[1] > 1 and table.strides[1] != 1):
+            raise _c.InvalidArgumentError(
+                f"page_table has shape {tuple(table.shape)} and strides {tuple(table.strides)}: must be [batch, pages]"
+                f" with a batch of {self.args.batch} and the pages of a sequence side by side"
+            )
+        if self.args.seqlen_kv > table.shape[1] * self.spec.page_size:
+            raise _c.InvalidArgumentError(
+                f"max_seqlen_kv = {self.args.seqlen_kv}: must be at most {table.shape[1] * self.spec.page_size}, which"
+                f" page_table has room for"
+            )
+        self.args.page_table_stride = table.strides[0]
+
+    def _block_mask(self, options, arrays):
+        spec, args = self.spec, self.args
+        spec.block_mask_q, spec.block_mask_kv = options.block_mask
+        blocks = arrays.get("block_mask")
+        if blocks is None:
+            return
+        _need("block_mask", blocks, _c.BOOL)
+        if not all(size > 0 for size in options.block_mask):
+            raise _c.InvalidArgumentError(
+                f"block_mask_size = {options.block_mask}: must be the rows and keys of a block, with block_mask"
+            )
+        wanted = (
+            args.batch,
+            spec.heads_q,
+            -(-args.seqlen_q // spec.block_mask_q),
+            -(-args.seqlen_kv // spec.block_mask_kv),
+        )
+        ok = len(blocks.shape) == 4 and blocks.shape[3] == wanted[3]
+        if (
+            not ok
+            or any(blocks.shape[n] not in (1, wanted[n]) for n in range(3))
+            or (wanted[3] > 1 and blocks.strides[3] != 1)
+        ):
+            raise _c.InvalidArgumentError(
+                f"block_mask has shape {tuple(blocks.shape)} and strides {tuple(blocks.strides)}: must be {wanted}, of"
+                " which the first three may be 1, with the blocks of a row side by side"
+            )
+        for axis in range(3):
+            args.block_mask_strides[axis] = 0 if blocks.shape[axis] == 1 else blocks.strides[axis]
+
+    def _kv_scales(self, arrays):
+        spec, args = self.spec, self.args
+        kinds = set()
         for name in ("k_scale", "v_scale"):
             scale = arrays.get(name)
             if scale is None:
                 continue
             _need(name, scale, _c.FP32)
-            if scale.shape in ((), (1,)):
-                spec.kv_scale = _c.SCALE_PER_TENSOR
-            elif len(scale.shape) == 1:
-                spec.kv_scale = _c.SCALE_PER_HEAD
-            else:  # [batch or page, head, token]
-                spec.kv_scale = _c.SCALE_PER_TOKEN
-                for axis in range(3):
-                    getattr(args, f"{name}_strides")[axis] = scale.strides[axis]
-        for name in ("dropout_seed", "dropout_offset"):
-            if arrays.get(name) is not None:
-                _need(name, arrays[name], INT64)
+            if len(scale.shape) != 3:
+                need_dense(name, scale, (), (1,), (spec.heads_kv,))
+                per_tensor = scale.shape in ((), (1,))
+                kinds.add(_c.SCALE_PER_TENSOR if per_tensor else _c.SCALE_PER_HEAD)
+                continue
+            # [batch or page, head, token]
+            kinds.add(_c.SCALE_PER_TOKEN)
+            blocks, tokens, heads, _ = self._kv_shape
+            wanted = (blocks, heads, tokens)
+            if tuple(scale.shape) != wanted:
+                raise _c.InvalidArgumentError(
+                    f"{name} has shape {tuple(scale.shape)}: must be {wanted}, [batch or page, head, token]"
+                )
+            for axis in range(3):
+                getattr(args, f"{name}_strides")[axis] = 0 if scale.shape[axis] == 1 else scale.strides[axis]
+        if len(kinds) > 1:
+            raise _c.InvalidArgumentError(
+                "k_scale and v_scale are of different kinds: must both be one number, or one for each head or token"
+            )
+        if kinds:
+            spec.kv_scale = kinds.pop()
 
     def _snippets(self, options, snippet_arrays):
         spec = self.spec
@@ -374,6 +451,7 @@ class Call:
         if snippet_arrays:
             structs = (_c.SnippetArray * len(snippet_arrays))()
             for n, (name, array) in enumerate(snippet_arrays):
+                need_dense(f"arrays[{name!r}]", array)
                 structs[n] = _c.SnippetArray(
                     ctypes.sizeof(_c.SnippetArray), name.encode(), array.type, 0
                 )
