@@ -193,8 +193,17 @@ absl::Status PackFwd(const device::DriverApi& api, const plan::KernelPlan& plan,
   const bool o = Encode(api, spec::OutType(spec), args.o, spec.dim_v, q_rows, spec.heads_q, q_batch,
                         kWarpgroupRows, &out.o);
   if (spec::ElementBytes(spec.type) == 1 && !(q && k && v)) {
+    const Tensor& wrong = !q ? args.q : !k ? args.k : args.v;
+    const Strides& s = wrong.strides;
     return absl::InvalidArgumentError(
-        "q, k, v: attn_fwd_sm90 wants bases and strides of 8-bit tensors on multiples of 16 bytes");
+        absl::StrCat(!q   ? "q"
+                     : !k ? "k"
+                          : "v",
+                     ".data = 0x", absl::Hex(reinterpret_cast<uintptr_t>(wrong.data)),
+                     ", strides = ", s.batch, ",", s.seq, ",", s.head,
+                     ": must be multiples of 16: attn_fwd_sm90 copies 8-bit elements in no other "
+                     "way. A spec whose "
+                     "strides say so is served by another family"));
   }
   out.row_tiles = static_cast<uint32_t>(row_tiles);
   out.tiles = static_cast<uint32_t>(tiles);
