@@ -739,5 +739,21 @@ TEST(ValidateArgsTest, ABackwardNamesTheGradientThatIsWrong) {
   EXPECT_THAT(message([](auto& a) { a.d_sinks = nullptr; }), HasSubstr("d_sinks = null"));
 }
 
+// A library's array of no elements has strides of 0 and no address.
+TEST(ValidateArgsTest, AGradientOfNoElementsMayBeNull) {
+  AttentionSpec spec;
+  spec.operation = Operation::kBackward;
+  spec.batch = spec.seqlen_q = 2;
+  spec.seqlen_kv = 0;
+  spec.bias = {{.batch = 2, .seqlen_q = 2, .seqlen_kv = 0, .gradient = true}};
+  alignas(16) static std::byte memory[16];
+  AttentionArgs args;
+  args.batch = args.seqlen_q = 2;
+  args.q = args.d_o = {memory, DenseStrides(Layout::kBshd, 2, 2, 1, 64)};
+  args.o = args.d_q = {memory, DenseStrides(Layout::kBshd, 2, 2, 1, 64)};
+  args.lse = reinterpret_cast<float*>(memory);
+  EXPECT_TRUE(ValidateArgs(spec, args).ok()) << ValidateArgs(spec, args);
+}
+
 }  // namespace
 }  // namespace tilewright::spec
