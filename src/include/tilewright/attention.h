@@ -261,7 +261,7 @@ struct AttentionArgs {
 
   // Backward. The gradient of O lies as O may and has its type, those of Q, K and V have their
   // types. Every element of d_q, d_k and d_v that belongs to a sequence is written: keys that no
-  // row sees get 0.
+  // row sees get 0. (A call without any rows launches nothing and writes nothing.)
   Tensor d_o;
   MutableTensor d_q;
   MutableTensor d_k;

@@ -235,6 +235,10 @@ def _backward_cuda(d_o, q, k, v, o, lse, terms, *rest):
     slopes, sinks = optional["alibi_slopes"], optional["sinks"]
     outputs = _new_gradients(q, k, v, terms, slopes, sinks, *wanted)
     d_q, d_k, d_v, d_terms, d_slopes, d_sinks = outputs
+    if q.numel() == 0:  # without rows nothing is launched, and nothing would be written
+        for gradient in (d_q, d_k, d_v, *d_terms, d_slopes, d_sinks):
+            gradient.zero_()
+        return outputs
     term_gradients, alibi_wanted, sinks_wanted = wanted
     tensors = {"q": q, "k": k, "v": v, "o": o, "lse": lse, **_given(optional.values())}
     tensors.update(d_q=d_q, d_k=d_k, d_v=d_v, d_o=d_o if d_o.stride(-1) == 1 else d_o.contiguous())
