@@ -200,6 +200,18 @@ absl::Status ComputeOnHost(HostProblem& problem, absl::Span<const reference::Row
   return absl::OkStatus();
 }
 
+AttentionSpec ForwardOf(const AttentionSpec& spec) {
+  AttentionSpec forward = spec;
+  forward.operation = Operation::kForward;
+  forward.lse = true;
+  forward.deterministic = false;
+  forward.alibi_gradient = forward.sinks_gradient = false;
+  forward.score_gradient_snippet = {};
+  for (BiasTerm& term : forward.bias) term.gradient = false;
+  for (SnippetArray& array : forward.snippet_arrays) array.gradient = false;
+  return spec::Canonicalise(forward);
+}
+
 absl::StatusOr<std::unique_ptr<GpuSession>> GpuSession::Open(const RuntimeOptions& options) {
   std::unique_ptr<GpuSession> session(new GpuSession);
   TILEWRIGHT_ASSIGN_OR_RETURN(session->manager_, device::DeviceManager::Create());
@@ -216,16 +228,8 @@ absl::StatusOr<std::unique_ptr<GpuSession>> GpuSession::Open(const RuntimeOption
 }
 
 absl::Status GpuSession::RunForwardOf(const AttentionSpec& spec, AttentionArgs args) {
-  AttentionSpec forward = spec;
-  forward.operation = Operation::kForward;
-  forward.lse = true;
-  forward.deterministic = false;
-  forward.alibi_gradient = forward.sinks_gradient = false;
-  forward.score_gradient_snippet = {};
-  for (BiasTerm& term : forward.bias) term.gradient = false;
-  for (SnippetArray& array : forward.snippet_arrays) array.gradient = false;
-  forward = spec::Canonicalise(forward);
-  TILEWRIGHT_ASSIGN_OR_RETURN(const PreparedAttention attention, runtime_->Prepare(forward));
+  TILEWRIGHT_ASSIGN_OR_RETURN(const PreparedAttention attention,
+                              runtime_->Prepare(ForwardOf(spec)));
   TILEWRIGHT_ASSIGN_OR_RETURN(const size_t workspace_bytes, attention.workspace_bytes(args));
   TILEWRIGHT_ASSIGN_OR_RETURN(device::DeviceBuffer workspace,
                               device::DeviceBuffer::Allocate(manager_->api(), workspace_bytes));

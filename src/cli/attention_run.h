@@ -86,6 +86,9 @@ inline bool HasSnippet(const AttentionSpec& spec) {
   return !spec.score_snippet.empty() || !spec.mask_snippet.empty();
 }
 
+// The forward whose O and LSE a backward of `spec` reads.
+AttentionSpec ForwardOf(const AttentionSpec& spec);
+
 // One GPU, its context made current for the life of the object, and a Runtime.
 class GpuSession {
  public:

@@ -8,7 +8,9 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "cli/accuracy.h"
+#include "cli/attention_run.h"
 #include "cli/device_problem.h"
+#include "cli/gradients.h"
 #include "spec/canonical.h"
 #include "tests/gpu/guarded_outputs.h"
 #include "tests/gpu/summary.h"
@@ -74,18 +76,38 @@ void GpuTest::TearDown() {
   context_.reset();
 }
 
-absl::Status RunOnDevice(Runtime& runtime, cli::HostProblem& problem, device::StreamHandle stream) {
+namespace {
+
+// Prepares and launches `spec` once. Returns its workspace, full of NaN before, which the kernels
+// use until the stream has come that far.
+absl::StatusOr<device::DeviceBuffer> Launch(Runtime& runtime, const AttentionSpec& spec,
+                                            AttentionArgs args, device::StreamHandle stream) {
   const device::DriverApi& api = GpuEnvironment::Get().api();
-  TILEWRIGHT_ASSIGN_OR_RETURN(const PreparedAttention prepared, runtime.Prepare(problem.spec()));
-  TILEWRIGHT_ASSIGN_OR_RETURN(const cli::DeviceProblem on_device,
-                              cli::DeviceProblem::Upload(api, problem, stream));
-  AttentionArgs args = on_device.args();
+  TILEWRIGHT_ASSIGN_OR_RETURN(const PreparedAttention prepared, runtime.Prepare(spec));
   TILEWRIGHT_ASSIGN_OR_RETURN(const size_t scratch, prepared.workspace_bytes(args));
   TILEWRIGHT_ASSIGN_OR_RETURN(device::DeviceBuffer workspace,
                               device::DeviceBuffer::Allocate(api, scratch));
   if (scratch > 0) TILEWRIGHT_RETURN_IF_ERROR(workspace.Fill(0xff, stream));
   args.workspace = workspace.data();
   TILEWRIGHT_RETURN_IF_ERROR(runtime.Run(prepared, args, stream));
+  return workspace;
+}
+
+}  // namespace
+
+absl::Status RunOnDevice(Runtime& runtime, cli::HostProblem& problem, device::StreamHandle stream,
+                         const AttentionSpec* prepared) {
+  const device::DriverApi& api = GpuEnvironment::Get().api();
+  const AttentionSpec& spec = prepared != nullptr ? *prepared : problem.spec();
+  TILEWRIGHT_ASSIGN_OR_RETURN(const cli::DeviceProblem on_device,
+                              cli::DeviceProblem::Upload(api, problem, stream));
+  device::DeviceBuffer forward_workspace;
+  if (spec.operation == Operation::kBackward) {
+    TILEWRIGHT_ASSIGN_OR_RETURN(forward_workspace,
+                                Launch(runtime, cli::ForwardOf(spec), on_device.args(), stream));
+  }
+  TILEWRIGHT_ASSIGN_OR_RETURN(const device::DeviceBuffer workspace,
+                              Launch(runtime, spec, on_device.args(), stream));
   return on_device.Download(problem, stream);
 }
 
@@ -116,40 +138,62 @@ void PoisonOutputs(cli::HostProblem& problem, std::byte poison) {
   }
 }
 
+namespace {
+
+// How near the outputs of a problem come to the reference, and whether near enough.
+struct Judgement {
+  bool holds = false;
+  std::string text;
+};
+absl::StatusOr<Judgement> Judge(const cli::HostProblem& problem, const std::string& spec_text,
+                                const CheckOptions& options) {
+  if (problem.spec().operation == Operation::kBackward) {
+    TILEWRIGHT_ASSIGN_OR_RETURN(const cli::GradientAccuracy gradients,
+                                cli::CheckGradients(problem));
+    return Judgement{gradients.holds(), gradients.ToString()};
+  }
+  const auto rows =
+      reference::SampleRows(problem.spec(), problem.args(), options.row_limit, /*seed=*/17);
+  reference::Options reference_options;
+  reference_options.callables = options.callables;
+  TILEWRIGHT_ASSIGN_OR_RETURN(const cli::Accuracy accuracy,
+                              cli::CheckAccuracy(problem, rows, reference_options));
+  Summary::Get().Record(spec_text, accuracy, accuracy.holds);
+  return Judgement{accuracy.holds, accuracy.ToString()};
+}
+
+}  // namespace
+
 void CheckProblem(Runtime& runtime, cli::HostProblem& problem, device::StreamHandle stream,
                   const CheckOptions& options) {
   const std::string text = spec::ToText(spec::Canonicalise(problem.spec()));
   SCOPED_TRACE(text);
   GuardOutputs(problem);
-  const absl::Status first = RunOnDevice(runtime, problem, stream);
+  const AttentionSpec* prepared = options.prepared.has_value() ? &*options.prepared : nullptr;
+  const absl::Status first = RunOnDevice(runtime, problem, stream, prepared);
   if (!first.ok()) {
     Summary::Get().RecordFailure(text);
     FAIL() << first;
   }
-  const std::string wrong = CheckWrites(problem);
-  EXPECT_EQ(wrong, "");
-
-  const auto rows =
-      reference::SampleRows(problem.spec(), problem.args(), options.row_limit, /*seed=*/17);
-  reference::Options reference_options;
-  reference_options.callables = options.callables;
-  auto accuracy = cli::CheckAccuracy(problem, rows, reference_options);
-  if (!accuracy.ok()) {
+  EXPECT_EQ(CheckWrites(problem), "");
+  const auto judgement = Judge(problem, text, options);
+  if (!judgement.ok()) {
     Summary::Get().RecordFailure(text);
-    FAIL() << accuracy.status();
+    FAIL() << judgement.status();
   }
-  EXPECT_TRUE(accuracy->holds) << accuracy->ToString();
+  EXPECT_TRUE(judgement->holds) << judgement->text;
 
-  bool same = true;
-  if (options.second_run) {
-    const auto once = OutputBytes(problem);
-    PoisonOutputs(problem);
-    const absl::Status second = RunOnDevice(runtime, problem, stream);
-    EXPECT_TRUE(second.ok()) << second;
-    same = second.ok() && OutputBytes(problem) == once;
-    EXPECT_TRUE(same) << "two runs of the same kernel on the same data differ";
+  // Additions to gradients have an order only where the spec asks for one.
+  if (!options.second_run ||
+      (problem.spec().operation == Operation::kBackward && !problem.spec().deterministic)) {
+    return;
   }
-  Summary::Get().Record(text, *accuracy, wrong.empty() && accuracy->holds && same);
+  const auto once = OutputBytes(problem);
+  PoisonOutputs(problem);
+  const absl::Status second = RunOnDevice(runtime, problem, stream, prepared);
+  EXPECT_TRUE(second.ok()) << second;
+  EXPECT_TRUE(second.ok() && OutputBytes(problem) == once)
+      << "two runs of the same kernel on the same data differ";
 }
 
 void CheckSpec(Runtime& runtime, const AttentionSpec& spec, device::StreamHandle stream,

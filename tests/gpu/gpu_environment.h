@@ -31,6 +31,7 @@ struct Flags {
   std::string commit;      // of the tree under test, for the summary
   std::string scenario;    // be a child process of a test (scenarios.h)
   std::string cache_dir;   // the store of that child
+  std::string fuzz;        // "COUNT" or "COUNT@SEED": random cases of FuzzTest
 };
 Flags& ProgramFlags();
 
@@ -80,8 +81,11 @@ inline bool SkipUnlessSlow() { return !ProgramFlags().slow; }
 inline constexpr char kSlowReason[] = "full size: run the program with --slow (ctest -L slow)";
 
 // Prepares the problem's spec, runs it once on fresh device copies of all its arrays (outputs as
-// they are on the host: poisoned), and copies the outputs back into `problem`.
-absl::Status RunOnDevice(Runtime& runtime, cli::HostProblem& problem, device::StreamHandle stream);
+// they are on the host: poisoned), and copies the outputs back into `problem`. A backward is
+// preceded by the forward whose O and LSE it reads. `prepared`: prepares this spec instead, which
+// differs from the problem's in typical sizes alone.
+absl::Status RunOnDevice(Runtime& runtime, cli::HostProblem& problem, device::StreamHandle stream,
+                         const AttentionSpec* prepared = nullptr);
 
 // Options of a random problem with only this set.
 cli::RandomProblemOptions WithSeed(uint64_t seed);
@@ -92,13 +96,14 @@ std::vector<std::vector<std::byte>> OutputBytes(const cli::HostProblem& problem)
 void PoisonOutputs(cli::HostProblem& problem, std::byte poison = std::byte{0xff});
 
 // The whole check of one problem: guard zones around the outputs, a run, every element of O and LSE
-// written and nothing else, the accuracy bar of cli/accuracy.h on at most `row_limit` rows, and a
-// second run that gives the same bytes. Reports failures to GoogleTest. Returns the accuracy that
-// was found, for the summary.
+// (of a backward: also of the gradients) written and nothing else, the accuracy bar of
+// cli/accuracy.h on at most `row_limit` rows (cli/gradients.h), and a second run that gives the
+// same bytes where it must. Reports failures to GoogleTest.
 struct CheckOptions {
   reference::Callables callables = {};
   int64_t row_limit = 4096;
   bool second_run = true;
+  std::optional<AttentionSpec> prepared = std::nullopt;  // as RunOnDevice
 };
 void CheckProblem(Runtime& runtime, cli::HostProblem& problem, device::StreamHandle stream,
                   const CheckOptions& options = {});

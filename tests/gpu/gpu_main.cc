@@ -1,6 +1,7 @@
 // The GPU tests as a program:
 //   gpu_test [GoogleTest's flags] [--slow] [--sanitizer] [--results FILE] [--commit HASH]
-//   compute-sanitizer --tool memcheck gpu_test --sanitizer
+//   gpu_test --fuzz COUNT[@SEED] --gtest_filter='FuzzTest.*'   random problems, as many as asked
+//   for compute-sanitizer --tool memcheck gpu_test --sanitizer
 // Exits with 1 when a test failed, also when it only could not write its results.
 #include <gtest/gtest.h>
 
@@ -63,7 +64,8 @@ int main(int argc, char** argv) {
                                    {{{"--results", &flags.results},
                                      {"--commit", &flags.commit},
                                      {"--scenario", &flags.scenario},
-                                     {"--cache", &flags.cache_dir}},
+                                     {"--cache", &flags.cache_dir},
+                                     {"--fuzz", &flags.fuzz}},
                                     {{"--slow", &flags.slow}, {"--sanitizer", &flags.sanitizer}}});
   if (!read.ok()) {
     std::fprintf(stderr, "%s\n", std::string(read.message()).c_str());

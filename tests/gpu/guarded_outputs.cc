@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -46,13 +47,15 @@ const cli::HostBuffer* BufferOf(const cli::HostProblem& problem, const void* poi
   return found;
 }
 
-// `owned` marks the bytes of the elements.
-std::string CheckBuffer(const cli::HostBuffer& buffer, const std::vector<bool>& owned,
+// What may have been done to a byte of an output.
+enum class Rule : uint8_t { kUntouched, kWritten, kEither };
+
+std::string CheckBuffer(const cli::HostBuffer& buffer, const std::vector<Rule>& rules,
                         size_t element_bytes) {
   const std::byte* bytes = buffer.base();
   for (size_t n = 0; n < buffer.size;) {
-    if (!owned[n]) {
-      if (bytes[n] != kPoison) {
+    if (rules[n] != Rule::kWritten) {
+      if (rules[n] == Rule::kUntouched && bytes[n] != kPoison) {
         return absl::StrCat("byte ", static_cast<int64_t>(n) - static_cast<int64_t>(buffer.start),
                             " from the first element of \"", buffer.name,
                             "\" was written; it belongs to no element");
@@ -70,42 +73,77 @@ std::string CheckBuffer(const cli::HostBuffer& buffer, const std::vector<bool>& 
   return "";
 }
 
+// An output with an element for every row and column, or one for every row.
+std::string CheckRows(const cli::HostProblem& problem, std::string_view name, const void* data,
+                      const Strides& strides, int64_t dim, size_t element_bytes) {
+  const cli::HostBuffer* buffer = BufferOf(problem, data);
+  if (buffer == nullptr) return absl::StrCat(std::string(name), " lies in no output array");
+  std::vector<Rule> rules(buffer->size, Rule::kUntouched);
+  for (const reference::Row& row : reference::AllRows(problem.spec(), problem.args())) {
+    const int64_t first = RowOffset(problem, row, strides.batch, strides.seq, strides.head);
+    for (int64_t d = 0; d < dim; ++d) {
+      const size_t at = buffer->start + (first + d * strides.dim) * element_bytes;
+      std::fill_n(rules.begin() + at, element_bytes, Rule::kWritten);
+    }
+  }
+  return CheckBuffer(*buffer, rules, element_bytes);
+}
+
+// A gradient of K or V. Keys beyond the length of their sequence may be written or not.
+std::string CheckKeys(const cli::HostProblem& problem, const MutableTensor& gradient, int64_t dim) {
+  const AttentionSpec& spec = problem.spec();
+  const AttentionArgs& args = problem.args();
+  const cli::HostBuffer* buffer = BufferOf(problem, gradient.data);
+  if (buffer == nullptr) return "a gradient of keys lies in no output array";
+  const size_t bytes = spec::ElementBytes(spec.type);
+  const Strides& strides = gradient.strides;
+  const bool packed = spec.varlen && args.cu_seqlens_kv != nullptr;
+  std::vector<Rule> rules(buffer->size, Rule::kUntouched);
+  for (int64_t b = 0; b < args.batch; ++b) {
+    const int64_t base = packed ? args.cu_seqlens_kv[b] * strides.seq : b * strides.batch;
+    const int64_t rows =
+        packed ? args.cu_seqlens_kv[b + 1] - args.cu_seqlens_kv[b] : args.seqlen_kv;
+    for (int64_t j = 0; j < rows; ++j) {
+      const Rule rule = j < problem.LengthKv(b) ? Rule::kWritten : Rule::kEither;
+      for (int64_t h = 0; h < spec.heads_kv; ++h) {
+        for (int64_t d = 0; d < dim; ++d) {
+          const int64_t at = base + j * strides.seq + h * strides.head + d * strides.dim;
+          std::fill_n(rules.begin() + buffer->start + at * bytes, bytes, rule);
+        }
+      }
+    }
+  }
+  return CheckBuffer(*buffer, rules, bytes);
+}
+
 }  // namespace
 
 void GuardOutputs(cli::HostProblem& problem) {
   AttentionArgs& args = problem.args();
+  const bool backward = problem.spec().operation == Operation::kBackward;
   Guard(problem, args.o.data);
-  if (problem.spec().lse) Guard(problem, args.lse);
+  if (problem.spec().lse || backward) Guard(problem, args.lse);
+  if (!backward) return;
+  for (MutableTensor* gradient : {&args.d_q, &args.d_k, &args.d_v}) Guard(problem, gradient->data);
 }
 
 std::string CheckWrites(const cli::HostProblem& problem) {
   const AttentionSpec& spec = problem.spec();
   const AttentionArgs& args = problem.args();
-  const std::vector<reference::Row> rows = reference::AllRows(spec, args);
-
-  const cli::HostBuffer* o = BufferOf(problem, args.o.data);
-  if (o == nullptr) return "o lies in no output array";
-  const size_t bytes = spec::ElementBytes(spec::OutType(spec));
-  std::vector<bool> owned(o->size, false);
-  const Strides& s = args.o.strides;
-  for (const reference::Row& row : rows) {
-    const int64_t first = RowOffset(problem, row, s.batch, s.seq, s.head);
-    for (int64_t d = 0; d < spec.dim_v; ++d) {
-      const size_t at = o->start + (first + d * s.dim) * bytes;
-      std::fill_n(owned.begin() + at, bytes, true);
-    }
+  const bool backward = spec.operation == Operation::kBackward;
+  std::string wrong = CheckRows(problem, "o", args.o.data, args.o.strides, spec.dim_v,
+                                spec::ElementBytes(spec::OutType(spec)));
+  if (wrong.empty() && (spec.lse || backward)) {
+    const Strides strides = {
+        .batch = args.lse_stride_batch, .seq = 1, .head = args.lse_stride_head};
+    wrong = CheckRows(problem, "lse", args.lse, strides, 1, sizeof(float));
   }
-  std::string wrong = CheckBuffer(*o, owned, bytes);
-  if (!wrong.empty() || !spec.lse) return wrong;
-
-  const cli::HostBuffer* lse = BufferOf(problem, args.lse);
-  if (lse == nullptr) return "lse lies in no output array";
-  owned.assign(lse->size, false);
-  for (const reference::Row& row : rows) {
-    const int64_t at = RowOffset(problem, row, args.lse_stride_batch, 1, args.lse_stride_head);
-    std::fill_n(owned.begin() + lse->start + at * sizeof(float), sizeof(float), true);
-  }
-  return CheckBuffer(*lse, owned, sizeof(float));
+  if (!wrong.empty() || !backward) return wrong;
+  wrong = CheckRows(problem, "d_q", args.d_q.data, args.d_q.strides, spec.dim_qk,
+                    spec::ElementBytes(spec.type));
+  if (wrong.empty()) wrong = CheckKeys(problem, args.d_k, spec.dim_qk);
+  if (wrong.empty()) wrong = CheckKeys(problem, args.d_v, spec.dim_v);
+  return wrong;
 }
 
 }  // namespace tilewright::gpu_tests
