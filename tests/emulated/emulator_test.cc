@@ -469,11 +469,11 @@ std::string Load(
 TEST_F(EmulatorTest, LoadsBoxesWithZerosOutside) {
   // 10 rows of 24; boxes of 4 rows of 32.
   MakeMap(in_.data(), 4, 24, 10, 32, 4, 0);
-  EXPECT_THAT(Run(Load(-2, 8, 512), 64, 9000), IsEmpty());
+  EXPECT_THAT(Run(Load(-4, 8, 512), 64, 9000), IsEmpty());
   for (int row = 0; row < 4; ++row) {
     for (int column = 0; column < 32; ++column) {
-      const bool inside = column >= 2 && column < 26 && row < 2;
-      ASSERT_EQ(out_[row * 32 + column], inside ? 1 + (8 + row) * 24 + column - 2 : 0)
+      const bool inside = column >= 4 && column < 28 && row < 2;
+      ASSERT_EQ(out_[row * 32 + column], inside ? 1 + (8 + row) * 24 + column - 4 : 0)
           << row << " " << column;
     }
   }
@@ -492,6 +492,8 @@ TEST_F(EmulatorTest, FindsMisuseOfBulkLoads) {
               Contains(HasSubstr("while a copy to it is in flight")));
   EXPECT_THAT(Run(Load(0, 0, 1024), 64, 9000),
               ElementsAre(HasSubstr("threads wait for ever: 64 at the mbarrier")));
+  EXPECT_THAT(Run(Load(-2, 0, 512), 64, 9000),
+              ElementsAre(HasSubstr("from column -2, not on a multiple of 16 bytes")));
   MakeMap(in_.data(), 4, 32, 9, 32, 4, 3);
   EXPECT_THAT(Run(Load(0, 8, 512), 64, 9000), ElementsAre(HasSubstr("where nothing is")));
   map_.mark = 0;

@@ -62,6 +62,12 @@ Box FindBox(const void* map_address, uint32_t shared, const int* coordinates, in
         "a bulk copy at shared address " + std::to_string(shared) + ", not a multiple of 128",
         code);
   }
+  // Seen on an H200, which calls it an illegal instruction.
+  if (int64_t{coordinates[0]} * map.element_bytes % 16 != 0) {
+    cluster->AbortWith("a bulk copy from column " + std::to_string(coordinates[0]) +
+                           ", not on a multiple of 16 bytes",
+                       code);
+  }
   box.row_bytes = map.box[0] * map.element_bytes;
   int64_t rows = 1;
   for (int d = 1; d < dimensions; ++d) rows *= map.box[d];
