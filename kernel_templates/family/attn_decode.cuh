@@ -45,6 +45,7 @@
 #include "core/warp_reduce.cuh"
 #include "core/widen_pair.cuh"
 #include "mma/chunked_rows.cuh"
+#include "mma/cut_off.cuh"
 #include "mma/packed_columns.cuh"
 #include "mma/step_queue.cuh"
 #include "policy/decode_work.cuh"
@@ -96,6 +97,8 @@ struct Shape {
   // Columns, padded to whole ldmatrix reads.
   static constexpr int kDimK = RoundUp(Config::kHeadDimQk, kBytes ? 32 : 16);
   static constexpr int kQSteps = kDimK / 16;
+  // Sums that a score is made of, where one would be a chain of waits.
+  static constexpr int kChains = kKeyTiles * kRowTiles == 1 && kQSteps > 1 ? 2 : 1;
   static constexpr int kDimV = RoundUp(Config::kHeadDimV, 16);
   static constexpr int kVTiles = kDimV / 16;
   // Blocks and teams that share a piece.
@@ -329,7 +332,7 @@ struct Warp {
 
   // s = K Q^T of a step, in two chains where products would wait for one another.
   __device__ __forceinline__ void MultiplyKeys(Scores& s, const Stage<Config>& stage) const {
-    constexpr int kChains = S::kKeyTiles * S::kRowTiles == 1 && S::kQSteps > 1 ? 2 : 1;
+    constexpr int kChains = S::kChains;
     float chain[kChains][S::kKeyTiles][S::kRowTiles][4] = {};
     const unsigned address = KeyAddress(stage);
 #pragma unroll
@@ -655,6 +658,7 @@ struct Warp {
       }
       const SoftmaxEnd end =
           FinishRow(reference, sum, complete ? Config::Sink::Logit(problem, params) : -Infinity());
+      const float lse = WithCutOff<Config>(end.lse, kLostPlaces<S::kQSteps / S::kChains>, params);
       float o_scale = end.o_scale;
       if constexpr (!Config::kScalePerToken) {
         o_scale *= Config::ScaleOfKv::OfValue(problem, KvRow{0, 0}, params);
@@ -678,15 +682,15 @@ struct Warp {
         const auto in_first = [](const float* own) {
           return ptx::mapa(ptx::SharedAddress(own), 0);
         };
-        if (column == 0) ptx::st_cluster_f32(in_first(&shared.gathered_lse[rank][row]), end.lse);
+        if (column == 0) ptx::st_cluster_f32(in_first(&shared.gathered_lse[rank][row]), lse);
         ptx::st_cluster_v4_f32(in_first(&shared.gathered_o[rank][row][column]), value);
         continue;
       }
       if (column == 0) {
         if (complete) {
-          Config::Lse::Store(end.lse, problem, at.i, params);
+          Config::Lse::Store(lse, problem, at.i, params);
         } else {
-          params.parts.lse[i64{piece.slot} * kPartLses<Config> + row] = end.lse;
+          params.parts.lse[i64{piece.slot} * kPartLses<Config> + row] = lse;
         }
       }
       if (Config::kHeadDimV % 4 == 0 && !complete) {

@@ -22,6 +22,7 @@
 #define TILEWRIGHT_FAMILY_ATTN_DECODE_SM90_CUH_
 
 #include "core/concepts.cuh"
+#include "mma/cut_off.cuh"
 #include "mma/packed_rows.cuh"
 #include "policy/dropout.cuh"
 #include "policy/mask_chain.cuh"
@@ -388,7 +389,7 @@ struct Consumer {
       if (team == 0) {
         const float total[2] = {packed_rows::SumOfRow(sum[0]), packed_rows::SumOfRow(sum[1])};
         packed_rows::StorePackedRows<Config>(o, tile.piece, row, 0, true, Config::kBlockM,
-                                             reference, total, params);
+                                             reference, total, kLostByWgmma<Config>, params);
       }
       shared.board.Release(n);
     }

@@ -24,6 +24,7 @@
 
 #include "core/concepts.cuh"
 #include "core/words.cuh"
+#include "mma/cut_off.cuh"
 #include "mma/packed_merge.cuh"
 #include "mma/packed_rows.cuh"
 #include "policy/dropout.cuh"
@@ -234,9 +235,10 @@ struct Consumer {
     }
   }
 
+  static constexpr int kChains = 4;  // sums of a score
+
   // Scores of this warp's keys from its columns.
   __device__ __forceinline__ void MultiplyKeys(float (&s)[4]) const {
-    constexpr int kChains = 4;
     float part[kChains][4] = {};
     const u32 first = k_place + StageBytes();
 #pragma unroll
@@ -359,8 +361,9 @@ struct Consumer {
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) sum[r] = packed_rows::SumOfRow(sum[r]);
-      packed_rows::StorePackedRows<Config>(o, tile.piece, row, warp * S::kOwnColumns, warp == 0,
-                                           packed_rows::kSlotLses<Config>, reference, sum, params);
+      packed_rows::StorePackedRows<Config>(
+          o, tile.piece, row, warp * S::kOwnColumns, warp == 0, packed_rows::kSlotLses<Config>,
+          reference, sum, kLostPlaces<(S::kSteps + kChains - 1) / kChains>, params);
       if (tile.piece.slot >= 0) {
         packed_rows::MergeIfLast<Config, kComputing>(
             shared.merge, tile, static_cast<int>(threadIdx.x) - 32, kMergeBarrier, params);

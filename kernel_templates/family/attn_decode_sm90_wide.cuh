@@ -39,6 +39,7 @@
 
 #include "core/concepts.cuh"
 #include "mma/cluster_merge.cuh"
+#include "mma/cut_off.cuh"
 #include "mma/packed_merge.cuh"
 #include "mma/packed_rows.cuh"
 #include "policy/dropout.cuh"
@@ -481,7 +482,7 @@ struct Consumer {
       }
       packed_rows::StorePackedRows<Config>(
           o, tile.piece, tile_row, warpgroup * S::kOwnPanels * kPanelColumns, warpgroup == 0,
-          packed_rows::kSlotLses<Config>, reference, sum, params);
+          packed_rows::kSlotLses<Config>, reference, sum, kLostByWgmma<Config>, params);
       if (tile.piece.slot >= 0) {
         packed_rows::MergeIfLast<Config, 2 * kWarpgroup>(
             shared.merge, tile, static_cast<int>(threadIdx.x) - kWarpgroup, kMergeBarrier, params);

@@ -27,6 +27,7 @@
 #include "core/online_softmax.cuh"
 #include "core/problem.cuh"
 #include "mma/chunked_rows.cuh"
+#include "mma/cut_off.cuh"
 #include "mma/packed_columns.cuh"
 #include "mma/step_queue.cuh"
 #include "policy/decode_work.cuh"
@@ -57,6 +58,8 @@ struct Shape {
   static constexpr int kDimK = RoundUp(Config::kHeadDimQk, 16);
   static constexpr int kQSteps = kDimK / 16;
   static constexpr int kDepthSteps = (kQSteps + kDepthWarps - 1) / kDepthWarps;
+  // Sums of them, where one would be a chain of waits.
+  static constexpr int kChains = kRowTiles == 1 ? 2 : 1;
   // Of V, by warp.
   static constexpr int kWarpColumns =
       RoundUp((Config::kHeadDimV + Config::kWarps - 1) / Config::kWarps, 16);
@@ -180,7 +183,7 @@ struct Worker {
 
   // This warp's part of S^T of step n.
   __device__ __forceinline__ void MultiplyKeys(int n) {
-    constexpr int kChains = S::kRowTiles == 1 ? 2 : 1;
+    constexpr int kChains = S::kChains;
     float chain[kChains][S::kRowTiles][4] = {};
     const unsigned address = ptx::SharedAddress(&KTileOf(n)[0][0]) +
                              ChunkOffset<S::kPitchK>(key_tile * 16 + lane % 16, lane / 16);
@@ -303,10 +306,12 @@ struct Worker {
         const float sink = complete ? Config::Sink::Logit(problem, params) : -Infinity();
         const SoftmaxEnd end = FinishRow(softmax.reference[tile][c], sum, sink);
         if (warp == 0 && lane / 4 == 0) {
+          const float lse =
+              WithCutOff<Config>(end.lse, kLostPlaces<S::kDepthSteps / S::kChains>, params);
           if (complete) {
-            Config::Lse::Store(end.lse, problem, at.i, params);
+            Config::Lse::Store(lse, problem, at.i, params);
           } else {
-            params.parts.lse[i64{piece.slot} * Config::kBlockM + row] = end.lse;
+            params.parts.lse[i64{piece.slot} * Config::kBlockM + row] = lse;
           }
         }
         OutElement* out = static_cast<OutElement*>(core.o) +

@@ -126,7 +126,8 @@ __device__ __forceinline__ void MergeSentParts(
       weight[r][share] *= end.empty ? 0.f : end.o_scale;
     }
     if (at.inside && with_lse && thread % 4 == 0) {
-      Config::Lse::Store(end.lse, problem, at.i, params);
+      Config::Lse::Store(WithCutOff<Config>(end.lse, kLostByWgmma<Config>, params), problem, at.i,
+                         params);
     }
     out[r] = static_cast<u16*>(core.o) + problem.q_batch * strides.batch + at.h * strides.head +
              (problem.q_row + at.i) * strides.seq + first_column;

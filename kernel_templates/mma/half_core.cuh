@@ -13,6 +13,7 @@
 #include "core/math.cuh"
 #include "core/problem.cuh"
 #include "core/types.cuh"
+#include "mma/cut_off.cuh"
 #include "mma/half_products.cuh"
 #include "mma/part_rows.cuh"
 #include "mma/score_tile.cuh"
@@ -47,6 +48,7 @@ struct HalfRows {
   static constexpr int kPitchQo = kPitchQk > kPitchV ? kPitchQk : kPitchV;
   static constexpr int kMTiles = Config::kRowsPerWarp / 16;
   static constexpr int kQkSteps = kPaddedQk / 16;
+  static constexpr int kCuts = IsForTuring<Config> ? 2 * kQkSteps : kQkSteps;  // of a score
   static constexpr int kVTiles = RoundUp(Config::kHeadDimV + kVShift, 8) / 8;
   static constexpr int kScoreKeys = kKeys;
   // fp16 weights end at 65504 and lose bits below 2^-14: their reference must stay near the
@@ -195,7 +197,8 @@ struct HalfRows {
           const i64 i = q_begin + FirstRow() + RowOf(m, 2 * r);
           const float lse = FinishRow(reference, QuadSum(softmax.sum[m][r]), sink).lse;
           if (threadIdx.x % 4 == 0 && i < problem.seqlen_q)
-            Config::Lse::Store(lse, problem, i, params);
+            Config::Lse::Store(WithCutOff<Config>(lse, kLostPlaces<kCuts>, params), problem, i,
+                               params);
         }
         Element* const row = qo + RowOf(m, 2 * r) * kPitchQo;
         if constexpr (kVShift > 0) {
@@ -223,8 +226,8 @@ struct HalfRows {
                                             const Params& params, int shift = 0) {
     float sums[kMTiles][2];
     GetSums(sums);
-    StorePartRows<Config::kHeadDimV, kVTiles>(o, sums, softmax, problem, q_begin + FirstRow(), part,
-                                              params.parts, shift);
+    StorePartRows<Config, kVTiles, kCuts>(o, sums, softmax, problem, q_begin + FirstRow(), part,
+                                          params, shift);
   }
 
  private:

@@ -13,6 +13,7 @@
 #include "core/math.cuh"
 #include "core/warp_reduce.cuh"
 #include "core/words.cuh"
+#include "mma/cut_off.cuh"
 #include "mma/score_tile.cuh"
 #include "policy/decode_work.cuh"
 #include "policy/kv_rows.cuh"
@@ -501,12 +502,12 @@ struct alignas(8) TwoColumns {
 
 // Writes this thread's part of its rows, columns from `first_column` on of O, and where `with_lse`
 // the LSE, to their place or to the piece's slot, whose LSEs are `slot_lses` floats. `sum` is that
-// of all weights.
+// of all weights, `lost_places` what scores have lost (mma/cut_off.cuh).
 template <class Config, int kOutputs, class Params>
 __device__ __forceinline__ void StorePackedRows(float (&o)[kOutputs], const Piece& piece, int row,
                                                 int first_column, bool with_lse, int slot_lses,
                                                 const float (&reference)[2], const float (&sum)[2],
-                                                const Params& params) {
+                                                float lost_places, const Params& params) {
   using OutElement = typename Config::OutElement;
   const abi::AttnFwdParams& core = params.core;
   const abi::TensorStrides& strides = core.o_strides;
@@ -530,8 +531,9 @@ __device__ __forceinline__ void StorePackedRows(float (&o)[kOutputs], const Piec
       for (int n = 0; n < kOutputs / 4; ++n) o[4 * n + 2 * r] = o[4 * n + 2 * r + 1] = 0;
     }
     const float scale = end.empty ? 0.f : end.o_scale;
+    const float lse = WithCutOff<Config>(end.lse, lost_places, params);
     if (complete) {
-      if (with_lse && lane % 4 == 0) Config::Lse::Store(end.lse, problem, at.i, params);
+      if (with_lse && lane % 4 == 0) Config::Lse::Store(lse, problem, at.i, params);
       OutElement* const out = static_cast<OutElement*>(core.o) + problem.q_batch * strides.batch +
                               at.h * strides.head + (problem.q_row + at.i) * strides.seq + column;
 #pragma unroll
@@ -546,7 +548,7 @@ __device__ __forceinline__ void StorePackedRows(float (&o)[kOutputs], const Piec
       }
     } else {
       if (with_lse && lane % 4 == 0) {
-        params.parts.lse[i64{piece.slot} * slot_lses + tile_row] = end.lse;
+        params.parts.lse[i64{piece.slot} * slot_lses + tile_row] = lse;
       }
       const i64 slot_row = i64{piece.slot} * Config::kBlockM + tile_row;
       float* const out =

@@ -2,6 +2,7 @@
 #ifndef TILEWRIGHT_MMA_PART_ROWS_CUH_
 #define TILEWRIGHT_MMA_PART_ROWS_CUH_
 
+#include "mma/cut_off.cuh"
 #include "mma/score_tile.cuh"
 #include "policy/parts.cuh"
 
@@ -10,12 +11,12 @@ namespace tilewright {
 // Writes the first kVTiles tiles of O, divided by `sums`, fp32, and the part's LSE; of a row that
 // saw no key the LSE only. `row_begin` is the warp's first row; columns lie `shift` further on in
 // O.
-template <int kColumns, int kVTiles, int kMTiles, int kAllTiles>
+template <class Config, int kVTiles, int kCuts, int kMTiles, int kAllTiles, class Params>
 __device__ __forceinline__ void StorePartRows(const float (&o)[kMTiles][kAllTiles][4],
                                               const float (&sums)[kMTiles][2],
                                               const SoftmaxState<kMTiles>& softmax,
                                               const Problem& problem, i64 row_begin, i64 part,
-                                              const abi::PartsArgs& parts, int shift = 0) {
+                                              const Params& params, int shift = 0) {
 #pragma unroll
   for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
@@ -25,15 +26,16 @@ __device__ __forceinline__ void StorePartRows(const float (&o)[kMTiles][kAllTile
       const float lse = FinishRow(reference, QuadSum(softmax.sum[m][r]), -Infinity()).lse;
       const i64 i = row_begin + RowOf(m, 2 * r);
       if (i >= problem.seqlen_q) continue;
-      const PartRow row = PartRowAt(problem, i, part, parts);
-      if (threadIdx.x % 4 == 0) *row.lse = lse;
+      const PartRow row = PartRowAt(problem, i, part, params.parts);
+      if (threadIdx.x % 4 == 0) *row.lse = WithCutOff<Config>(lse, kLostPlaces<kCuts>, params);
       if (end.empty) continue;
 #pragma unroll
       for (int n = 0; n < kVTiles; ++n) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           const int column = ColumnOf(n, c) - shift;
-          if (column >= 0 && column < kColumns) row.o[column] = o[m][n][2 * r + c] * end.o_scale;
+          if (column >= 0 && column < Config::kHeadDimV)
+            row.o[column] = o[m][n][2 * r + c] * end.o_scale;
         }
       }
     }

@@ -13,6 +13,7 @@
 #include "core/problem.cuh"
 #include "core/types.cuh"
 #include "mma/copy_barriers.cuh"
+#include "mma/cut_off.cuh"
 #include "mma/half_products.cuh"
 #include "mma/score_tile.cuh"
 #include "mma/tile_copy.cuh"
@@ -33,13 +34,20 @@ struct SplitCore {
   static constexpr int kVStep = 8 * kParts;
   static constexpr int kMTiles = Config::kRowsPerWarp / 16;
   static constexpr int kQkSteps = RoundUp(Config::kHeadDimQk, 16) / 16;
+  static constexpr bool kStoresLse = !kIsSame<typename Config::Lse, LseNone>;
+  // Instructions that cut a score off, in a row. With 32 rows a warp there are no registers for
+  // second sums.
+  static constexpr int kOfStep = Config::kTuring ? 2 : 1;
+  static constexpr int kSums =
+      kStoresLse && kMTiles == 1 ? (kQkSteps * kOfStep + kMostCuts - 1) / kMostCuts : 1;
+  static constexpr int kStepsOfSum = (kQkSteps + kSums - 1) / kSums;
+  static constexpr int kCuts = kStepsOfSum * kOfStep;
   static constexpr int kVTiles = RoundUp(Config::kHeadDimV, kVStep) / kVStep;
   static constexpr int kScoreKeys = Config::kBlockN / kParts;
   // Steps of 16 keys whose weights a warp has in registers.
   static constexpr int kOwnSteps = kScoreKeys % 16 == 0 ? kScoreKeys / 16 : 0;
   // Sums of dropped weights are no measure of a row's size.
   static constexpr bool kWatchAlways = kIsSame<Element, Fp16> || !Config::Dropout::kIdentity;
-  static constexpr bool kStoresLse = !kIsSame<typename Config::Lse, LseNone>;
   static constexpr bool kHasRowSums = Config::Dropout::kIdentity;
   static constexpr int kAllTiles = kVTiles + kHasRowSums;
   static constexpr bool kHasSums = !kHasRowSums || kStoresLse;
@@ -85,7 +93,7 @@ struct SplitCore {
 
   __device__ __forceinline__ void Scores(ScoreTile& scores, int stage) const {
     ClearTile(scores);
-    ScoreSteps<Ops, kQkSteps, Shared::kPitchQo, Shared::kPitchQk>(
+    ScoreSteps<Ops, kQkSteps, Shared::kPitchQo, Shared::kPitchQk, kStepsOfSum>(
         scores, AddressOfRows(&shared.qo[FirstRow()][0], Shared::kPitchQo),
         AddressOfColumns(&shared.k[stage][FirstKey()][0], Shared::kPitchQk));
   }
@@ -220,7 +228,8 @@ struct SplitCore {
         if constexpr (kStoresLse) {
           const float lse = FinishRow(reference, sums[m][r], sink).lse;
           if (Part() == 0 && threadIdx.x % 4 == 0 && q_begin + row < problem.seqlen_q)
-            Config::Lse::Store(lse, problem, q_begin + row, params);
+            Config::Lse::Store(WithCutOff<Config>(lse, kLostPlaces<kCuts>, params), problem,
+                               q_begin + row, params);
         }
         const SoftmaxEnd end =
             FinishRow(reference, kHasRowSums ? divisors[m][r] : sums[m][r], sink);

@@ -100,6 +100,22 @@ void PutThreeQuarters(HostCase& c) {
   }
 }
 
+// One key with nearly all the weight, by a score just below 100, where the bar of an LSE is the
+// narrowest in last places of the score: what tensor cores cut off must not show.
+void PutSteepScore(HostCase& c) {
+  for (int64_t b = 0; b < c.spec.batch; ++b) {
+    for (int64_t h = 0; h < c.spec.heads_q; ++h) {
+      for (int64_t i = 0; i < c.spec.seqlen_q; ++i) c.q.Set(c.QAt(b, i, h, 0), 16);
+    }
+    for (int64_t h = 0; h < c.spec.heads_kv; ++h) {
+      for (int64_t j = 0; j < c.spec.seqlen_kv; ++j) {
+        const double score = j == c.spec.seqlen_kv / 3 ? 99 : 0;
+        c.k.Set(c.KAt(b, j, h, 0), score * std::sqrt(static_cast<double>(c.spec.dim_qk)) / 16);
+      }
+    }
+  }
+}
+
 // Fewer rows than the tensor has, none among them; the others stay as they were.
 void UseSomeRows(HostCase& c) {
   c.seqused_q = {static_cast<int32_t>(c.spec.seqlen_q) - 1, 0, 1};
@@ -298,6 +314,13 @@ std::vector<Scenario> Scenarios() {
   tiles.mask_tile_snippet = "j_begin >= 256 ? none : some";
   tiles.rules.mask = [](const reference::Where& at) { return at.j < 256; };
   all.push_back(tiles);
+  const std::vector<Scenario> steep = {
+      {"fwd bf16 b=2 h=2/1 s=40/70 d=64 lse", {}, {}, PutSteepScore},
+      {"fwd bf16 b=1 h=2/1 s=4/600 d=128 lse", {}, {}, PutSteepScore},
+      {"fwd bf16 b=1 h=1 s=20/200 d=256 lse", {}, {}, PutSteepScore},
+      {"fwd bf16 b=1 h=4/1 s=1/600 d=576/512 lse", {}, {}, PutSteepScore},
+  };
+  all.insert(all.end(), steep.begin(), steep.end());
   return all;
 }
 

@@ -156,8 +156,13 @@ absl::StatusOr<Judgement> Judge(const cli::HostProblem& problem, const std::stri
       reference::SampleRows(problem.spec(), problem.args(), options.row_limit, /*seed=*/17);
   reference::Options reference_options;
   reference_options.callables = options.callables;
-  TILEWRIGHT_ASSIGN_OR_RETURN(const cli::Accuracy accuracy,
+  TILEWRIGHT_ASSIGN_OR_RETURN(cli::Accuracy accuracy,
                               cli::CheckAccuracy(problem, rows, reference_options));
+  if (options.lse_bars != 1) {
+    accuracy.lse_error /= options.lse_bars;
+    accuracy.holds = accuracy.mismatches == 0 && accuracy.o_relative <= accuracy.o_relative_bar &&
+                     accuracy.o_max_abs <= accuracy.o_max_abs_bar && accuracy.lse_error <= 1;
+  }
   Summary::Get().Record(spec_text, accuracy, accuracy.holds);
   return Judgement{accuracy.holds, accuracy.ToString()};
 }

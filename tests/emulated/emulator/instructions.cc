@@ -8,6 +8,7 @@
 #include "core/convert.cuh"
 #include "core/types.cuh"
 #include "tests/emulated/emulator/cluster.h"
+#include "tests/emulated/emulator/cut_off.h"
 #include "tests/emulated/emulator/memory.h"
 #include "tests/emulated/ptx/cp_async.cuh"
 #include "tests/emulated/ptx/ldmatrix.cuh"
@@ -346,7 +347,7 @@ void MultiplyAdd(float (&d)[4], const unsigned* a, const unsigned* b, int depth,
         const float* const y = right[lane % 4 * 2 + c % 2];
         double sum = of(lane).d[c];
         for (int k = 0; k < depth; ++k) sum += static_cast<double>(x[k]) * y[k];
-        of(lane).d[c] = static_cast<float>(sum);
+        of(lane).d[c] = CutOff(sum);
       }
     }
   });

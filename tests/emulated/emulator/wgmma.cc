@@ -16,6 +16,7 @@
 #include "core/convert.cuh"
 #include "core/types.cuh"
 #include "tests/emulated/emulator/cluster.h"
+#include "tests/emulated/emulator/cut_off.h"
 #include "tests/emulated/emulator/memory.h"
 #include "tests/emulated/emulator/tensor_map.h"
 #include "tests/emulated/ptx/wgmma.cuh"
@@ -94,12 +95,6 @@ int BytesOf(Type type) {
       return 1;
   }
   return 0;
-}
-
-// Tensor cores do not round their sums: they cut the last places off.
-float CutOff(double sum) {
-  const auto rounded = static_cast<float>(sum);
-  return std::abs(rounded) > std::abs(sum) ? std::nextafter(rounded, 0.f) : rounded;
 }
 
 float Widen(const std::byte* element, Type type) {
