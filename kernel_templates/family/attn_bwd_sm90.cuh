@@ -24,12 +24,12 @@
 //           first step of a tile still makes dV, dK and dQ of the one before, whose sums then go
 //           to memory from registers. K has two places, since dQ is late; V is loaded again while
 //           the products before dP are made.
-// Warps     Warpgroup 0 loads: thread 0 by tensor maps, warps 1 and 2 the row statistics and what
-// no
-//           tensor map describes; warp 3 finds tiles. Warpgroups 1 and 2 compute. Of dQ each has 64
-//           rows or, where kBlockM is 64, 64 columns.
+// Warps     Warpgroup 0 loads: thread 0 by tensor maps, warp 1 the row statistics and what maps do
+//           not describe; warp 2 adds dQ to memory or, where blocks take turns, shares the work of
+//           warp 1; warp 3 finds tiles. Warpgroups 1 and 2 compute. Of dQ each has 64 rows or,
+//           where kBlockM is 64, 64 columns.
 // Barriers  tile_full[t]   warp 3
-//           tile_empty[t]  a loading warp each, and a computing warp each, when its sums are in
+//           tile_empty[t]  warps 0 to 2 each, and a computing warp each, when its sums are in
 //                          memory
 //           tile_wanted    thread 0, when it comes to the last rows of a tile
 //           k_full[t], v_full  thread 0 and the bytes, or warps 1 and 2
@@ -40,6 +40,8 @@
 //           rows_empty[s]  a computing warp each, after dV and dK of the step
 //           ds_full[s]     a computing warp each, when it has written its dS
 //           ds_empty[s]    a computing warp each, after dQ
+//           dq_full[w]     a warp of warpgroup w each, when its part of dQ lies in its place
+//           dq_empty[w]    a lane of warp 2 each, when its addition has read a warp's part
 //           named 1        the computing warpgroups, when both have cleared what steps -2 and -1
 //           read named 2 + w    warpgroup w of them, which waits for its turn, and the other
 // dQ turns  kDeterministic: the blocks of keys add to a tile of dQ one after the other, the last
@@ -135,8 +137,14 @@ struct Shape {
   static constexpr int kKeptWordsV = Config::kKeptV > 0 ? 4 * Config::kKeptV : 1;
   static constexpr bool kAllOfK = 16 * Config::kKeptK >= Config::kHeadDimQk;
   static constexpr bool kAllOfV = 16 * Config::kKeptV >= Config::kHeadDimV;
-  static constexpr int kCopyThreads = 64;
+  // Whether warp 2 adds dQ to memory: issuing a bulk addition holds a computing warp up for a tenth
+  // of a step. Where blocks take turns the computing warps add, and warp 2 copies.
+  static constexpr bool kAddsByWarp = !Config::kDeterministic;
+  static constexpr int kCopyThreads = kAddsByWarp ? 32 : 64;
   static constexpr bool kEarlyStats = !kByRows;
+  // Whether a step's statistics are loaded before its products S and dP, beside which shared memory
+  // has no time for loads, as far as there are registers.
+  static constexpr bool kStatsAhead = kEarlyStats && Config::kKeptK == 0 && Config::kKeptV == 0;
   static constexpr bool kLimitsInShared = kByRows;
   static constexpr bool kBeginsWithZeros = true;
   static constexpr bool kWarpgroupsShareKeys = false;
@@ -173,7 +181,27 @@ struct alignas(1024) SharedStorage {
   u64 rows_empty[Config::kStages];
   u64 ds_full[kDsStages];
   u64 ds_empty[kDsStages];
+  u64 dq_full[Shape<Config>::kConsumers];
+  u64 dq_empty[Shape<Config>::kConsumers];
 };
+
+// Adds what warp `warp` of a warpgroup has put into its place to the tile `tile` of dQ's sums. By
+// one thread. A warp's part is contiguous in mma/dq_sums.cuh's order.
+template <class Config, class Params>
+__device__ __forceinline__ void IssueDqAddition(const SharedStorage<Config>& shared,
+                                                const Params& params, int tile, int warpgroup,
+                                                int warp) {
+  using S = Shape<Config>;
+  const int row_tile = warp + (S::kByRows ? warpgroup * 4 : 0);
+  const int first_column = S::kByRows ? 0 : warpgroup * S::kDqTiles;
+  const int columns = S::kByRows ? S::kQkTiles : min(S::kDqTiles, S::kQkTiles - first_column);
+  ptx::cp_reduce_async_bulk_add_f32(
+      params.gradients.dq_sums + i64{tile} * S::kFloatsOfDqTile +
+          (row_tile * S::kQkTiles + first_column) * S::kFloatsOfFragment,
+      ptx::SharedAddress(&shared.dq[warpgroup * 4 + warp]),
+      columns * S::kFloatsOfFragment * sizeof(float));
+  ptx::cp_async_bulk_commit_group();
+}
 
 // ---- the computing warpgroups ----
 
@@ -201,6 +229,7 @@ struct Consumer : ConsumerBase<Config, Params> {
   u32 tiles = 0;     // of keys so far
   u32 ds_count = 0;  // of steps so far, -2 and -1 included
   int age = 0;       // steps of this tile so far
+  u32 added = 0;     // parts of dQ that warp 2 has been given
 
   // Layouts as in ptx/wgmma.cuh: rows are keys, but for dq.
   float dk[S::kSumsK];
@@ -263,13 +292,21 @@ struct Consumer : ConsumerBase<Config, Params> {
     ptx::wgmma_commit_group();
   }
 
+  // Until the addition before has read its place. `lane`: this one.
+  __device__ __forceinline__ void WaitForDqPlace(int lane) const {
+    if constexpr (S::kAddsByWarp) {
+      Wait(shared.dq_empty[warpgroup], ~added % 2);
+    } else {
+      if (lane == 0) ptx::cp_async_bulk_wait_group_read_0();
+    }
+    __syncwarp();
+  }
+
   // Puts dQ of dS number `n`, which has been waited for, where an addition to memory finds it.
   __device__ __forceinline__ void StageDq(float (&dq)[4 * S::kDqTiles], u32 n) const {
     ptx::AccumulatorsReady(dq);
     WarpArrives(shared.ds_empty[n % kDsStages]);
-    // The addition before must have read its place.
-    if (lane() == 0) ptx::cp_async_bulk_wait_group_read_0();
-    __syncwarp();
+    WaitForDqPlace(lane());
     auto& fragments = shared.dq[warpgroup * 4 + thread / 32];
 #pragma unroll
     for (int t = 0; t < S::kDqTiles; ++t) {
@@ -282,29 +319,24 @@ struct Consumer : ConsumerBase<Config, Params> {
   // Adds it to the sums of `target`. A warp's part of it is contiguous in mma/dq_sums.cuh's order,
   // and one bulk addition of its own: additions from registers held the warp up until L2 had taken
   // them. `counted`: the warps before this one when they were last looked at.
-  __device__ __forceinline__ void AddDq(const DqTarget& target, i32 counted) const {
+  __device__ __forceinline__ void AddDq(const DqTarget& target, i32 counted) {
     if (target.tile < 0) return;
     ptx::fence_proxy_async_shared();
+    if constexpr (S::kAddsByWarp) {
+      WarpArrives(shared.dq_full[warpgroup]);
+      ++added;
+      return;
+    }
     __syncwarp();
     if (lane() == 0) {
-      if constexpr (Config::kDeterministic) {
-        // No fence: additions happen in L2 in the order they come there, and this one begins after
-        // the answer has come.
-        while (counted < target.warps_before) {
-          counted = ptx::ld_relaxed_gpu_s32(CounterOf(target));
-        }
+      // No fence: additions happen in L2 in the order they come there, and this one begins after
+      // the answer has come.
+      while (counted < target.warps_before) {
+        counted = ptx::ld_relaxed_gpu_s32(CounterOf(target));
       }
       // Not kept from step to step: registers are scarce.
-      const int warp = static_cast<int>(ptx::Opaque(thread)) / 32;
-      const int row_tile = warp + (S::kByRows ? warpgroup * 4 : 0);
-      const int first_column = S::kByRows ? 0 : warpgroup * S::kDqTiles;
-      const int columns = S::kByRows ? S::kQkTiles : min(S::kDqTiles, S::kQkTiles - first_column);
-      ptx::cp_reduce_async_bulk_add_f32(
-          params.gradients.dq_sums + i64{target.tile} * S::kFloatsOfDqTile +
-              (row_tile * S::kQkTiles + first_column) * S::kFloatsOfFragment,
-          ptx::SharedAddress(&shared.dq[warpgroup * 4 + warp]),
-          columns * S::kFloatsOfFragment * sizeof(float));
-      ptx::cp_async_bulk_commit_group();
+      IssueDqAddition<Config>(shared, params, target.tile, warpgroup,
+                              static_cast<int>(ptx::Opaque(thread)) / 32);
     }
   }
 
@@ -328,6 +360,11 @@ struct Consumer : ConsumerBase<Config, Params> {
   // Of this step, and of the one before.
   __device__ __forceinline__ int Stage() const { return ds_count % Config::kStages; }
   __device__ __forceinline__ int StageBefore() const { return (ds_count - 1) % Config::kStages; }
+
+  // Until the rows of this step are in `stage`.
+  __device__ __forceinline__ void WaitForRows(int stage) const {
+    Wait(shared.rows_full[stage], (ds_count - kDsStages) / Config::kStages % 2);
+  }
 
   // K of the tile number `tile`.
   __device__ __forceinline__ u64 KeysOfDq(u32 tile) const {
@@ -452,8 +489,7 @@ struct Consumer : ConsumerBase<Config, Params> {
     for (int n = 0; n < 2; ++n) {
       const bool is_v = n == 0;
       // What has been there must have been read.
-      if (lane == 0) ptx::cp_async_bulk_wait_group_read_0();
-      __syncwarp();
+      WaitForDqPlace(lane);
       if (is_v) {
         StageSums(dv, 1.f, ptx::SharedAddress(&place), lane);
       } else {
@@ -505,11 +541,16 @@ struct Consumer : ConsumerBase<Config, Params> {
     IssueDq(dq, ds_count - 2,
             very_first ? Descriptor(shared.q[Config::kStages - 1], Config::kBlockN)
                        : KeysOfDq(age < 2 && tiles > 0 ? tiles - 1 : tiles));
+    Stats lse, delta;
+    if constexpr (S::kStatsAhead) {
+      WaitForRows(stage);
+      lse = this->StatsOf(shared.lse, ds_count);
+    }
     ptx::wgmma_wait_group<1>();
     // The earlier, the better: the next rows are loaded in their place.
     if (!very_first) WarpArrives(shared.rows_empty[StageBefore()]);
     if constexpr (Config::kKeptK == 0) Wait(shared.k_full[place], tiles / kTileStages % 2);
-    Wait(shared.rows_full[stage], (ds_count - kDsStages) / Config::kStages % 2);
+    if constexpr (!S::kStatsAhead) WaitForRows(stage);
     ptx::wgmma_fence();
     IssueScores(s, place, stage);
     ptx::wgmma_wait_group<1>();
@@ -521,17 +562,18 @@ struct Consumer : ConsumerBase<Config, Params> {
     ptx::wgmma_fence();
     IssueWeightGradients(dp, stage);
     if constexpr (S::kByRows) PassTurn();
-    const Stats lse = this->StatsOf(shared.lse, ds_count);
+    if constexpr (!S::kStatsAhead) lse = this->StatsOf(shared.lse, ds_count);
     ptx::wgmma_wait_group<1>();
     ptx::AccumulatorsReady(s);
     if constexpr (!S::kByRows) PassTurn();
+    if constexpr (S::kStatsAhead) delta = this->StatsOf(shared.delta, ds_count);
     AddDq(before, counted);
     if (full) {
       this->template Weights<true>(s, lse, q_begin);
     } else {
       this->template Weights<false>(s, lse, q_begin);
     }
-    const Stats delta = this->StatsOf(shared.delta, ds_count);
+    if constexpr (!S::kStatsAhead) delta = this->StatsOf(shared.delta, ds_count);
     ptx::wgmma_wait_group<0>();
     ptx::AccumulatorsReady(dp);
     if (Config::kKeptV == 0 && last) WarpArrives(shared.v_empty);
@@ -636,8 +678,7 @@ struct Consumer : ConsumerBase<Config, Params> {
       EndDqTurn(target);
     }
     StoreTile((tiles - 1) % kTileStages);
-    // Shared memory must outlive the additions that read it.
-    if (lane() == 0) ptx::cp_async_bulk_wait_group_read_0();
+    // Shared memory outlives the additions that read it: StoreTile has waited for them.
   }
 };
 
@@ -755,7 +796,41 @@ struct TileLoader : Loader<Config, Params> {
     }
   }
 
-  // ---- warps 1 and 2
+  // ---- warp 2
+
+  // dQ of every step, in the order of the steps: the part of one warpgroup, then of the other. By
+  // four lanes, each a warp's part.
+  __device__ __forceinline__ void AddDq() {
+    u32 added = 0;
+#pragma unroll 1
+    for (;;) {
+      Wait(shared.tile_full[Place()], Parity());
+      const KeyTile& tile = shared.tiles[Place()];
+      if (!tile.HasSteps()) return;
+      int first =
+          static_cast<int>(DqTile(ProblemOf<Config>(tile, params), 0, Config::kBlockM, params));
+#pragma unroll 1
+      for (int g = 0; g < Config::kGroup; ++g) {
+#pragma unroll 1
+        for (int m = tile.begin; m < tile.end; ++m, ++added) {
+#pragma unroll 1
+          for (int w = 0; w < S::kConsumers; ++w) {
+            Wait(shared.dq_full[w], added % 2);
+            if (lane() < kWarpgroup / 32) {
+              IssueDqAddition<Config>(shared, params, first + m, w, lane());
+              ptx::cp_async_bulk_wait_group_read_0();
+              Arrive(shared.dq_empty[w]);
+            }
+          }
+        }
+        first += static_cast<int>(params.gradients.tiles_of_head);
+      }
+      WarpArrives(shared.tile_empty[Place()]);
+      ++tiles;
+    }
+  }
+
+  // ---- warps 1 and 2, or warp 1
 
   __device__ __forceinline__ void LoadKByThreads(const KeyTile& tile) const {
     if (!KeysByThreads()) return;
@@ -812,7 +887,7 @@ __device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared,
     const u32 loaders = by_threads ? S::kCopyThreads / 32 : 1;
     for (int stage = 0; stage < kTileStages; ++stage) {
       init(shared.tile_full[stage], 1);
-      init(shared.tile_empty[stage], 1 + S::kCopyThreads / 32 + S::kConsumerWarps);
+      init(shared.tile_empty[stage], kLoadingWarps - 1 + S::kConsumerWarps);
       init(shared.k_full[stage], loaders);
       init(shared.k_empty[stage], S::kConsumerWarps);
     }
@@ -823,6 +898,10 @@ __device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared,
     for (int stage = 0; stage < kDsStages; ++stage) {
       init(shared.ds_full[stage], S::kConsumerWarps);
       init(shared.ds_empty[stage], S::kConsumerWarps);
+    }
+    for (int w = 0; w < S::kConsumers; ++w) {
+      init(shared.dq_full[w], kWarpgroup / 32);
+      init(shared.dq_empty[w], kWarpgroup / 32);
     }
     ptx::fence_mbarrier_init();
   }
@@ -856,6 +935,8 @@ __device__ __forceinline__ void Run(const Params& params) {
     TileLoader<Config, Params> loader = {{shared, params}};
     if (warp == kLoadingWarps - 1) {
       loader.FindTiles();
+    } else if (S::kAddsByWarp && warp == 2) {
+      loader.AddDq();
     } else if (warp > 0) {
       loader.LoadByThreads();
     } else if (threadIdx.x == 0) {

@@ -126,6 +126,7 @@ struct ConsumerBase {
   // used.
   struct EarlyStats {
     LaneRows<S::kLaneRows> loaded[kLoads];
+    EarlyStats() = default;
     __device__ __forceinline__ explicit EarlyStats(const float* first) {
 #pragma unroll
       for (int n = 0; n < kLoads; ++n) {
@@ -138,6 +139,7 @@ struct ConsumerBase {
   };
   struct LateStats {
     const float* first;
+    LateStats() = default;
     __device__ __forceinline__ explicit LateStats(const float* first) : first(first) {}
     __device__ __forceinline__ LaneRows<S::kLaneRows> operator[](int n) const {
       return *reinterpret_cast<const LaneRows<S::kLaneRows>*>(first + 2 * kValues * n);

@@ -231,8 +231,6 @@ struct Loader {
   SharedStorage<Config>& shared;
   const Params& params;
   Ring<Config::kStages> ring = {0, 1};  // parities of the slots being empty: the first wait passes
-  Ring<Config::kStages> released;       // of the step whose statistics the next ones overwrite
-  int steps = 0;
 
   __device__ __forceinline__ static const void* RowsOf(const void* tensor,
                                                        const abi::TensorStrides& strides, i64 batch,
@@ -314,12 +312,10 @@ struct Loader {
       mine[n] = {Infinity(), 0};
       if (r < valid) mine[n] = stats[r];
     }
-    if (steps >= kStatsStages) {
-      WaitForSlot(released);
-      released.Advance();
-    }
-    const int slot = steps % kStatsStages;
-    ++steps;
+    // They have as many places as rows, free at the same time.
+    static_assert(kStatsStages == Config::kStages);
+    WaitForSlot(ring);
+    const int slot = ring.stage;
 #pragma unroll
     for (int n = 0; n < kRows; ++n) {
       const int r = static_cast<int>(threadIdx.x) - 32 + n * S::kCopyThreads;
@@ -328,7 +324,6 @@ struct Loader {
       shared.delta[slot][PlaceOfRow<S::kLaneRows>(r)] = mine[n].delta;
     }
     if ((params.sm90.by_threads & abi::kQByThreads) != 0) {
-      WaitForSlot(ring);
       CopyTile<S::kCopyThreads, Config::kHeadDimQk, S::kPanelsQk>(
           shared.q[ring.stage], RowsOf(core.q, core.q_strides, tile.batch, h, row),
           core.q_strides.seq, valid);

@@ -118,8 +118,8 @@ int64_t BwdSm90SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, i
   const int64_t dq_columns =
       block_m > kPanelColumns ? std::max<int64_t>(dim_qk, kPanelColumns / 2) : kPanelColumns;
   const int64_t dq = 4 * kConsumers * 16 * dq_columns * int64_t{sizeof(float)};
-  // Of K, V, tiles of keys, Q and dO, dS.
-  const int64_t barriers = 8 * (4 + 2 + 5 + 2 * int64_t{stages} + 2 * kDsStages);
+  // Of K, V, tiles of keys, Q and dO, dS, dQ.
+  const int64_t barriers = 8 * (4 + 2 + 5 + 2 * int64_t{stages} + 2 * kDsStages + 2 * kConsumers);
   constexpr int64_t kKeyTiles = 2 * 28;
   // What masks need: 16 bytes a thread, with 64 rows in its registers.
   const int64_t limits = 16 * (block_m > kPanelColumns ? 128 * kConsumers : 1);
