@@ -197,6 +197,13 @@ void AddSm90Cases(std::vector<Case>& cases) {
       cases.push_back({plan::Family::kFwdSm90, SpecText(feature, dims), "sm_90a"});
     }
   }
+  // Rows that are no multiples of 16 bytes, in one panel and in several.
+  for (std::string_view dims : {"33", "36", "60", "100", "250/130"}) {
+    for (std::string_view feature :
+         {"bf16 h=8", "fp16 h=16/8 causal lse", "bf16 h=8 varlen paged=16 softcap=30 lse"}) {
+      cases.push_back({plan::Family::kFwdSm90, SpecText(feature, dims), "sm_90a"});
+    }
+  }
   for (std::string_view dims : {"320", "320/256", "512", "576/512"}) {
     for (std::string_view feature : {kFeatures[0], kFeatures[1]}) {
       cases.push_back({plan::Family::kFwdSm90, SpecText(feature, dims), "sm_90a"});

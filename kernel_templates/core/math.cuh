@@ -14,6 +14,12 @@ TILEWRIGHT_HOST_DEVICE constexpr int RoundUp(int a, int multiple) {
   return (a + multiple - 1) / multiple * multiple;
 }
 
+// By how many columns rows of `columns` elements of 16 bits, side by side, begin at most behind a
+// multiple of 16 bytes.
+TILEWRIGHT_HOST_DEVICE constexpr int MostShift(int columns) {
+  return columns % 8 == 0 ? 0 : 8 - (columns & -columns);
+}
+
 // a / b and a % b for a >= 0, b > 0. Both are below 2^32 most of the time, and then this takes a
 // fifth of the instructions of a 64-bit division.
 TILEWRIGHT_HOST_DEVICE i64 Quotient(i64 a, i64 b) {

@@ -36,6 +36,11 @@
 //           kSharers 2 both warpgroups own the same rows: each has the scores of half of a
 //           block's keys and half of O's columns. They tell each other the maxima of their rows,
 //           and the weights of both lie in shared memory for the products of both.
+// Narrow    Rows that are no multiples of 16 bytes (kNarrowRows). A bulk copy begins at such a
+//           multiple, so it takes the head's columns with its neighbours' around them, up to 7
+//           before. Warps 1 to 3 of the loading warpgroup clear these columns of K, and a computing
+//           warpgroup those of its rows of Q, which it moves to where K has them. The neighbours'
+//           columns of V become columns of O that nobody stores.
 // Barriers  q_full[w], k_full[s], v_full[s] 1 arrival, the loader's, and the bytes
 //           q_empty[w]                      the 64 rows of warpgroup w: a warp each, after its
 //                                           last Q K^T; with O over Q a warpgroup each, when O
@@ -48,7 +53,9 @@
 //           bias_full[w], bias_empty[w]     as k_full and k_empty, of warpgroup w's tiles of bias
 //                                           terms, of which there is one stage
 //           raw_full[s], raw_empty[s]       e4m3: as k_full and k_empty, of V as it was loaded;
-//                                           v_full then waits for the three transposing warps
+//                                           v_full then waits for the three transposing warps.
+//                                           Narrow rows: raw_full is of K as it was loaded, and
+//                                           k_full waits for the three clearing warps
 //           tiles_done                      a warp each, when all its tiles are done; a cluster
 //                                           meets at its own barrier instead
 //           named 13                        warpgroups that share rows, around what they exchange
@@ -79,6 +86,7 @@
 #include "core/online_softmax.cuh"
 #include "core/problem.cuh"
 #include "core/warp_reduce.cuh"
+#include "core/words.cuh"
 #include "mma/bias_tile.cuh"
 #include "policy/bias_fragment.cuh"
 #include "policy/dropout.cuh"
@@ -112,6 +120,7 @@ inline constexpr int kWarpgroup = 128;     // threads
 inline constexpr int kWarpgroupRows = 64;  // M of a wgmma
 inline constexpr int kPanelColumns = 64;   // of 16 bits: 128 bytes, the width of the swizzle
 inline constexpr int kRowBytes = 128;      // of a panel
+inline constexpr int kChunkColumns = 8;    // of 16 bits: 16 bytes, the unit of the swizzle
 inline constexpr int kOnesColumns = 8;     // the smallest step of N
 inline constexpr int kFirstEpilogueBarrier = 1;
 inline constexpr int kFirstTurnBarrier = 8;
@@ -120,6 +129,7 @@ inline constexpr int kConsumersBarrier = 14;
 inline constexpr int kCopyBarrier = 15;
 inline constexpr int kCopyThreads = 96;
 inline constexpr int kTransposingWarps = 3;
+inline constexpr int kClearingWarps = 3;
 inline constexpr int kBiasWarps = 3;
 inline constexpr float kLargestWeightLog2 = 8;  // of e4m3, which ends at 448
 
@@ -153,34 +163,44 @@ struct Shape {
   static constexpr int kBlockM = kQueryTiles * kWarpgroupRows;
   static constexpr int kOwnKeys = Config::kBlockN / kSharers;  // whose scores a warpgroup has
   static constexpr int kThreads = (Config::kConsumers + 1) * kWarpgroup;
-  static constexpr int kPanelsQk = RoundUp(Config::kHeadDimQk, kColumns) / kColumns;
+  // Columns that rows of Q and K, and of V and O, have in shared memory: narrow ones with those of
+  // their neighbours. A product of Q and K takes 16 at a time, a copy 8.
+  static constexpr int kCopiedDimQk =
+      RoundUp(Config::kHeadDimQk + MostShift(Config::kHeadDimQk), kChunkColumns);
+  static constexpr int kDimQk =
+      Config::kNarrowRows ? RoundUp(kCopiedDimQk, 16) : Config::kHeadDimQk;
+  static constexpr int kDimV = RoundUp(Config::kHeadDimV + MostShift(Config::kHeadDimV), 8);
+  static constexpr int kPanelsQk = RoundUp(kDimQk, kColumns) / kColumns;
+  // Of a copy: of narrow rows in one panel no more than must be. What products take of K besides is
+  // zero from the beginning.
+  static constexpr int kBoxColumnsQk =
+      Config::kNarrowRows && kPanelsQk == 1 ? kCopiedDimQk : kColumns;
+  static constexpr int kZeroColumnsQk = Max(kDimQk - kPanelsQk * kBoxColumnsQk, 0);
   // Each warpgroup that shares rows has as many: the last may lie behind all columns.
-  static constexpr int kPanelsV =
-      RoundUp(RoundUp(Config::kHeadDimV, kColumns) / kColumns, kSharers);
+  static constexpr int kPanelsV = RoundUp(RoundUp(kDimV, kColumns) / kColumns, kSharers);
   static constexpr int kOwnPanelsV = kPanelsV / kSharers;
   static constexpr int kPanelsO =
-      kTransposes ? RoundUp(Config::kHeadDimV, kPanelColumns) / kPanelColumns : kPanelsV;
+      kTransposes ? RoundUp(kDimV, kPanelColumns) / kPanelColumns : kPanelsV;
   static constexpr int kOwnPanelsO = kPanelsO / kSharers;
   // In shared memory: the ones may need a panel of their own.
   static constexpr int kStoredPanelsV =
       kTransposes     ? RoundUp(Config::kBlockN, kColumns) / kColumns
-      : Config::kOnes ? RoundUp(Config::kHeadDimV + kOnesColumns, kPanelColumns) / kPanelColumns
+      : Config::kOnes ? RoundUp(kDimV + kOnesColumns, kPanelColumns) / kPanelColumns
                       : kPanelsV;
-  static constexpr int kStoredRowsV = kTransposes ? Config::kHeadDimV : Config::kBlockN;
+  static constexpr int kStoredRowsV = kTransposes ? kDimV : Config::kBlockN;
   // Of the last panel of V in the map of its own that it has where ones are behind it; else 0.
   static constexpr bool kOnesBehindV = Config::kOnes && !kTransposes;
   static constexpr bool kOnesApart = Config::kOnes && kTransposes;
-  static constexpr int kTailColumns = kOnesBehindV ? Config::kHeadDimV % kPanelColumns : 0;
-  static constexpr int kOwnColumns =
-      kSharers == 1 ? Config::kHeadDimV : kOwnPanelsV * kPanelColumns;  // of O
-  static constexpr int kScores = kOwnKeys / 2;                          // a thread's
-  static constexpr int kQueryWords =
-      Config::kQInRegisters ? RoundUp(Config::kHeadDimQk, 16) / 16 * 4 : 1;
+  static constexpr int kTailColumns = kOnesBehindV ? kDimV % kPanelColumns : 0;
+  static constexpr int kOwnColumns = kSharers == 1 ? kDimV : kOwnPanelsV * kPanelColumns;  // of O
+  static constexpr int kScores = kOwnKeys / 2;  // a thread's
+  static constexpr int kQueryWords = Config::kQInRegisters ? RoundUp(kDimQk, 16) / 16 * 4 : 1;
   static constexpr int kOutputs = kOwnColumns / 2;
   static constexpr int kWeightWords = kScores * sizeof(Element) / 4;  // of packed weights
   static constexpr int kPanelsWeights = RoundUp(Config::kBlockN, kPanelColumns) / kPanelColumns;
   static constexpr int kSums = kOutputs + (kOnesBehindV ? kOnesColumns / 2 : 0);
-  static constexpr int kBytesQ = kPanelsQk * kWarpgroupRows * kRowBytes;  // of a warpgroup
+  static constexpr int kBytesQ = kPanelsQk * kWarpgroupRows * kBoxColumnsQk *
+                                 static_cast<int>(sizeof(Element));  // of a warpgroup
   static constexpr int kBytesK = kPanelsQk * Config::kBlockN * kRowBytes;
   static constexpr int kBytesV = kPanelsV * Config::kBlockN * kRowBytes;
   static constexpr int kTileRows = kBlockM * Config::kCluster;  // of a cluster
@@ -324,6 +344,40 @@ __device__ __forceinline__ auto* ValueAt(SharedStorage<Config>& shared, int stag
   }
 }
 
+// Whether narrow rows lie shifted in shared memory: where threads copy none does.
+template <class Config, class Params>
+__device__ __forceinline__ bool ShiftsRows(const Params& params) {
+  return Config::kNarrowRows &&
+         (params.sm90.by_threads & (abi::kQByThreads | abi::kKvByThreads)) == 0;
+}
+
+// Columns by which rows of a head begin behind a multiple of 16 bytes, in memory and in shared
+// memory.
+template <class Config, class Params>
+__device__ __forceinline__ int ShiftOfHead(i64 head, const abi::TensorStrides& strides,
+                                           const Params& params) {
+  const u32 column = static_cast<u32>(head) * static_cast<u32>(strides.head);
+  return ShiftsRows<Config>(params) ? static_cast<int>(column % kChunkColumns) : 0;
+}
+
+// Zeroes what rows of a tile of Q or K have beside their head below kColumns: it begins `shift`
+// columns in. By stores alone, for the products of a block wait for them.
+template <class Config, int kColumns, int kRows>
+__device__ __forceinline__ void ClearNeighbours(u16 (*tile)[kRows][kPanelColumns], int shift,
+                                                int first_row, int rows, int thread, int threads) {
+  // Heads begin and end on multiples of that.
+  constexpr int kUnit = kChunkColumns - MostShift(Config::kHeadDimQk);
+#pragma unroll 1
+  for (int row = first_row + thread; row < first_row + rows; row += threads) {
+#pragma unroll
+    for (int n = 0; n < kColumns - Config::kHeadDimQk; n += kUnit) {
+      const int column = n < shift ? n : n + Config::kHeadDimQk;
+      const int at = (column / 8 % 8 ^ row % 8) * kChunkColumns + column % kChunkColumns;
+      *reinterpret_cast<Words<2 * kUnit>*>(&tile[column / kPanelColumns][row][at]) = {};
+    }
+  }
+}
+
 // A stage of a ring of buffers, and the parity of the phase that fills it.
 template <class Config>
 struct Ring {
@@ -459,8 +513,7 @@ __device__ __forceinline__ void ServeCopyRequests(SharedStorage<Config>& shared)
                                                                    request);
         break;
       case CopyRequest::kV:
-        CopyTile<Config::kHeadDimV,
-                 S::kSharers == 1 ? Config::kHeadDimV : S::kPanelsV * kPanelColumns>(
+        CopyTile<Config::kHeadDimV, S::kSharers == 1 ? S::kDimV : S::kPanelsV * kPanelColumns>(
             shared.v[request.stage], request);
         break;
       case CopyRequest::kBias:
@@ -504,7 +557,8 @@ struct Loader {
   // Whether this thread has a part in loading, or in a barrier of the whole cluster.
   __device__ __forceinline__ bool TakesPart() const {
     return Config::kCluster > 1 || ByThreads() || threadIdx.x == 0 ||
-           (S::kTransposes && threadIdx.x >= 32) || (kStagesBias && threadIdx.x % 32 == 0);
+           ((S::kTransposes || Config::kNarrowRows) && threadIdx.x >= 32) ||
+           (kStagesBias && threadIdx.x % 32 == 0);
   }
 
   // Has warps 1 to 3 copy `rows` rows of a tile from `first_row` on, every block of a cluster its
@@ -534,6 +588,18 @@ struct Loader {
            row * strides.seq;
   }
 
+  // Where a head begins, as coordinates of the maps. Rows of those of narrow heads have the columns
+  // of all heads.
+  struct HeadAt {
+    int column;
+    int head;
+  };
+  __device__ __forceinline__ static HeadAt FindHead(i64 head, const abi::TensorStrides& strides) {
+    if constexpr (!Config::kNarrowRows) return {0, static_cast<int>(head)};
+    const u32 column = static_cast<u32>(head) * static_cast<u32>(strides.head);
+    return {static_cast<int>(column / kChunkColumns * kChunkColumns), 0};
+  }
+
   // Where the rows of a piece begin: as coordinates of the map, whose batch -1 is none and gives
   // zeros.
   __device__ __forceinline__ KvRow Piece(const Problem& problem, i64 j) const {
@@ -553,12 +619,13 @@ struct Loader {
   __device__ __forceinline__ void LoadKeys(u16 (*tile)[Config::kBlockN][kPanelColumns],
                                            const abi::TensorMap* map,
                                            const abi::TensorMap* last_map, const u64& full,
+                                           const abi::TensorStrides& strides,
                                            const Problem& problem, int block, u32* missing) const {
     constexpr int kRows = PieceRows<Config>();
     constexpr int kPieces = Config::kBlockN / Config::kCluster / kRows;
     const u32 barrier = ptx::SharedAddress(&full);
     const int first_row = static_cast<int>(rank) * (Config::kBlockN / Config::kCluster);
-    const int h = static_cast<int>(problem.h_kv);
+    const HeadAt head = FindHead(problem.h_kv, strides);
     const i64 first_key = i64{block} * Config::kBlockN + first_row;
     if constexpr (!Config::KvRows::kIsDense) {
       u32 not_there = 0;
@@ -592,11 +659,13 @@ struct Loader {
           const abi::TensorMap* const from = panel + 1 == kPanels ? last_map : map;
           if constexpr (Config::kCluster > 1) {
             constexpr u16 kAllBlocks = (1 << Config::kCluster) - 1;
-            ptx::cp_async_bulk_tensor_4d_load_multicast(
-                destination, from, barrier, panel * S::kColumns, row[n], h, b[n], kAllBlocks);
+            ptx::cp_async_bulk_tensor_4d_load_multicast(destination, from, barrier,
+                                                        head.column + panel * S::kColumns, row[n],
+                                                        head.head, b[n], kAllBlocks);
           } else {
-            ptx::cp_async_bulk_tensor_4d_load(destination, from, barrier, panel * S::kColumns,
-                                              row[n], h, b[n]);
+            ptx::cp_async_bulk_tensor_4d_load(destination, from, barrier,
+                                              head.column + panel * S::kColumns, row[n], head.head,
+                                              b[n]);
           }
         }
       }
@@ -728,8 +797,9 @@ struct Loader {
                problem, block, missing);
     } else if (IsFirst()) {
       const abi::TensorMap* const map = &params.sm90.k;
-      LoadKeys<S::kPanelsQk, S::kColumns>(shared.k[stage], map, map, shared.k_full[stage], problem,
-                                          block, missing);
+      const u64& full = Config::kNarrowRows ? shared.raw_full[stage] : shared.k_full[stage];
+      LoadKeys<S::kPanelsQk, S::kBoxColumnsQk>(shared.k[stage], map, map, full,
+                                               params.core.k_strides, problem, block, missing);
     }
     k_ring.Advance();
     CopyBias(problem, q_begin, block);
@@ -741,7 +811,8 @@ struct Loader {
       const int stage = v_ring.stage;
       Wait(shared.raw_empty[stage], v_ring.parity);
       LoadKeys<S::kPanelsV, S::kColumns>(shared.raw[stage], &params.sm90.v, &params.sm90.v,
-                                         shared.raw_full[stage], problem, block, &missing);
+                                         shared.raw_full[stage], params.core.v_strides, problem,
+                                         block, &missing);
       v_ring.Advance();
     } else {
       const int stage = v_ring.stage;
@@ -755,7 +826,7 @@ struct Loader {
         const abi::TensorMap* const map = &params.sm90.v;
         LoadKeys<S::kPanelsV, kHasTail ? S::kTailColumns : kPanelColumns>(
             shared.v[stage], map, kHasTail ? &params.sm90.v_tail : map, shared.v_full[stage],
-            problem, block, &missing);
+            params.core.v_strides, problem, block, &missing);
       }
       v_ring.Advance();
     }
@@ -781,6 +852,7 @@ struct Loader {
       return;
     }
     if (!IsFirst()) return;
+    const HeadAt head = FindHead(problem.h, params.core.q_strides);
 #pragma unroll 1
     for (int n = 0; n < S::kQueryTiles; ++n) {
       Wait(shared.q_empty[n], parity);
@@ -790,8 +862,9 @@ struct Loader {
       for (int panel = 0; panel < S::kPanelsQk; ++panel) {
         ptx::cp_async_bulk_tensor_4d_load(
             ptx::SharedAddress(&shared.q[panel][n * kWarpgroupRows]), &params.sm90.q, barrier,
-            panel * S::kColumns, static_cast<int>(problem.q_row + q_begin) + n * kWarpgroupRows,
-            static_cast<int>(problem.h), static_cast<int>(problem.q_batch));
+            head.column + panel * S::kColumns,
+            static_cast<int>(problem.q_row + q_begin) + n * kWarpgroupRows, head.head,
+            static_cast<int>(problem.q_batch));
       }
     }
   }
@@ -899,6 +972,30 @@ struct Loader {
     });
   }
 
+  // A block of K, by warps 1 to 3: a NaN of a neighbour would reach every score.
+  __device__ __forceinline__ void ClearKeys(int shift) {
+    const int stage = k_ring.stage;
+    Wait(shared.raw_full[stage], k_ring.parity ^ 1);
+    ClearNeighbours<Config, S::kDimQk - S::kZeroColumnsQk>(
+        shared.k[stage], shift, /*first_row=*/0, Config::kBlockN,
+        static_cast<int>(threadIdx.x) - 32, kClearingWarps * 32);
+    ptx::fence_proxy_async_shared();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::SharedAddress(&shared.k_full[stage]));
+    k_ring.Advance();
+  }
+
+  __device__ __forceinline__ void ClearTiles(const Series& series) {
+    ForEachTile<Config>(series, params, [&](const Problem& problem, i64 q_begin, int part, int) {
+      const auto walk = WalkOf<Config>(problem, q_begin, part, params);
+      const int shift = ShiftOfHead<Config>(problem.h_kv, params.core.k_strides, params);
+#pragma unroll 1
+      for (int block = walk.Below(walk.end); block >= walk.begin; block = walk.Below(block)) {
+        ClearKeys(shift);
+      }
+    });
+  }
+
   // The bias terms of warpgroups, a warp's first thread for each third one. On its own, for
   // warpgroups do not keep step.
   __device__ __forceinline__ void LoadBiases(const Series& series) {
@@ -935,6 +1032,8 @@ struct Loader {
       ServeCopyRequests(shared);
     } else if constexpr (kStagesBias) {
       if (threadIdx.x % 32 == 0) LoadBiases(series);
+    } else if constexpr (Config::kNarrowRows) {
+      if (threadIdx.x >= 32) ClearTiles(series);
     }
     if (ByThreads() && threadIdx.x < 32) {
       if (threadIdx.x == 0) shared.copy.tensor = CopyRequest::kNone;
@@ -1027,7 +1126,7 @@ struct Consumer {
                                         Config::kBlockN * kRowBytes)) {}
 
   // Additions that cut a score off.
-  static constexpr int kCuts = S::kTransposes ? 0 : RoundUp(Config::kHeadDimQk, 16) / 16;
+  static constexpr int kCuts = S::kTransposes ? 0 : RoundUp(S::kDimQk, 16) / 16;
   // Scores that nothing is added to lose what CutOff says; an LSE of such gets it back in the end.
   __device__ __forceinline__ static float Scale(const Params& params) {
     constexpr float kShare = kPlainScores ? 0 : static_cast<float>(kCuts) * kCutOff;
@@ -1090,6 +1189,60 @@ struct Consumer {
       Config::Wgmma::Scores(s, q_tile, k_tile);
     }
     ptx::wgmma_commit_group();
+  }
+
+  // Has this warpgroup's rows of Q begin where those of K do, with zeros around them. By each warp
+  // its own 16 rows.
+  __device__ __forceinline__ void PlaceQueries(const Problem& problem) {
+    if constexpr (Config::kNarrowRows) {
+      const int from = ShiftOfHead<Config>(problem.h, params.core.q_strides, params);
+      const int to = ShiftOfHead<Config>(problem.h_kv, params.core.k_strides, params);
+      const int first_row = rows_of * kWarpgroupRows + thread / 32 * 16;
+      if (from == to) {
+        ClearNeighbours<Config, S::kDimQk>(shared.q, to, first_row, 16, lane(), 32);
+      } else {
+        MoveQueries(from, to, first_row);
+      }
+      ptx::fence_proxy_async_shared();
+      ptx::bar_sync(kFirstEpilogueBarrier + warpgroup, kWarpgroup);
+    }
+  }
+  __device__ __forceinline__ void MoveQueries(int from, int to, int first_row) {
+    if constexpr (Config::kNarrowRows) {
+      constexpr int kTogether = 4;
+      const auto query = [&](int row, int column) {
+        return &shared.q[column / kPanelColumns][row]
+                        [(column / 8 % 8 ^ row % 8) * kChunkColumns + column % kChunkColumns];
+      };
+#pragma unroll 1
+      for (int row = first_row; row < first_row + 16; row += kTogether) {
+        u32 pairs[kTogether][S::kPanelsQk] = {};
+#pragma unroll
+        for (int n = 0; n < kTogether; ++n) {
+#pragma unroll
+          for (int panel = 0; panel < S::kPanelsQk; ++panel) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              const int column = panel * kPanelColumns + 2 * lane() + half - to;  // of the head
+              if (static_cast<u32>(column) < static_cast<u32>(Config::kHeadDimQk)) {
+                pairs[n][panel] |= u32{*query(row + n, column + from)} << (16 * half);
+              }
+            }
+          }
+        }
+        __syncwarp();
+#pragma unroll
+        for (int n = 0; n < kTogether; ++n) {
+#pragma unroll
+          for (int panel = 0; panel < S::kPanelsQk; ++panel) {
+            const int column = panel * kPanelColumns + 2 * lane();
+            if (column < S::kDimQk) {
+              reinterpret_cast<Words<4>*>(query(row + n, column))->word[0] = pairs[n][panel];
+            }
+          }
+        }
+      }
+    }
   }
 
   // The rows of Q, once it is there, as the operand of products; where it lay it is needed no more.
@@ -1746,7 +1899,7 @@ struct Consumer {
       }
       if (seen) continue;
 #pragma unroll 1
-      for (int n = 0; n < Config::kHeadDimV; ++n) *ValueAt(shared, v_ring.stage, key, n) = 0;
+      for (int n = 0; n < S::kDimV; ++n) *ValueAt(shared, v_ring.stage, key, n) = 0;
     }
     ptx::fence_proxy_async_shared();
     ptx::bar_sync(kConsumersBarrier, Config::kConsumers * kWarpgroup);
@@ -1872,11 +2025,17 @@ struct Consumer {
     return ends;
   }
 
+  // Of narrow rows, which have their neighbours' columns beside them.
+  __device__ __forceinline__ static bool IsColumnOfO(int column) {
+    return static_cast<u32>(column) < static_cast<u32>(Config::kHeadDimV);
+  }
+
   // Writes the result of a part of the keys from registers. Returns whether some row's is not to be
   // trusted.
   __device__ __forceinline__ bool StorePart(const Problem& problem, i64 q_begin, int part,
                                             bool no_keys) const {
     const RowEnds ends = EndRows(problem, q_begin, no_keys, -Infinity());
+    const int shift = ShiftOfHead<Config>(problem.h_kv, params.core.v_strides, params);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const i64 i = q_begin + Row(r);
@@ -1890,7 +2049,9 @@ struct Consumer {
         if (kShares && column >= Config::kHeadDimV) break;
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          row.o[column + c] = o[4 * n + 2 * r + c] * ends.o_scale[r];
+          const int at = column + c - shift;
+          if (Config::kNarrowRows && !IsColumnOfO(at)) continue;
+          row.o[at] = o[4 * n + 2 * r + c] * ends.o_scale[r];
         }
       }
     }
@@ -1939,6 +2100,43 @@ struct Consumer {
     return ends.suspicious;
   }
 
+  // Stores the head's columns of rows that lie as V's do. Where O in memory does too, whole chunks.
+  __device__ __forceinline__ void StoreNarrowRows(const Problem& problem, i64 first, i64 rows) {
+    const abi::TensorStrides& strides = params.core.o_strides;
+    const int shift = ShiftOfHead<Config>(problem.h_kv, params.core.v_strides, params);
+    // Of the column 0 that the neighbours' lie from.
+    u16* const out = static_cast<u16*>(params.core.o) + problem.q_batch * strides.batch +
+                     problem.h * strides.head + (problem.q_row + first) * strides.seq - shift;
+    const bool by_chunks = reinterpret_cast<u64>(out) % 16 == 0 && strides.seq % kChunkColumns == 0;
+    auto* panels = OutputPanels();
+    constexpr int kChunks = S::kDimV / kChunkColumns;
+#pragma unroll 1
+    for (int n = thread; n < rows * kChunks; n += kWarpgroup) {
+      const int row = n / kChunks, chunk = n % kChunks;
+      const u16* const from =
+          &panels[chunk / 8][rows_of * kWarpgroupRows + row][(chunk % 8 ^ row % 8) * kChunkColumns];
+      u16* const to = out + row * strides.seq + chunk * kChunkColumns;
+      const Words<16> words = *reinterpret_cast<const Words<16>*>(from);
+      const int column = chunk * kChunkColumns - shift;
+      if (by_chunks && column >= 0 && column + kChunkColumns <= Config::kHeadDimV) {
+        *reinterpret_cast<Words<16>*>(to) = words;
+        continue;
+      }
+#pragma unroll
+      for (int c = 0; c < kChunkColumns; c += 2) {
+        const u32 pair = words.word[c / 2];
+        const bool low = IsColumnOfO(column + c), high = IsColumnOfO(column + c + 1);
+        if (by_chunks && low && high) {
+          reinterpret_cast<Words<4>*>(to + c)->word[0] = pair;
+        } else {
+          if (low) to[c] = static_cast<u16>(pair);
+          if (high) to[c + 1] = static_cast<u16>(pair >> 16);
+        }
+      }
+    }
+    if constexpr (!Config::kOwnO) ptx::bar_sync(kFirstEpilogueBarrier + warpgroup, kWarpgroup);
+  }
+
   // Stores this warpgroup's rows of O, by its thread 0 or, where the map does not end where the
   // sequence does or cannot describe O, by all.
   __device__ __forceinline__ void StoreRows(const Problem& problem, i64 q_begin) {
@@ -1948,7 +2146,10 @@ struct Consumer {
     auto* panels = OutputPanels();
     ptx::fence_proxy_async_shared();
     ptx::bar_sync(kFirstEpilogueBarrier + warpgroup, kWarpgroup);
-    if ((params.sm90.by_threads & abi::kOByThreads) == 0 && (kClips || rows == kWarpgroupRows)) {
+    if constexpr (Config::kNarrowRows) {
+      StoreNarrowRows(problem, first, rows);
+    } else if ((params.sm90.by_threads & abi::kOByThreads) == 0 &&
+               (kClips || rows == kWarpgroupRows)) {
       if (thread == 0) {
 #pragma unroll
         for (int n = 0; n < S::kOwnPanelsO; ++n) {
@@ -2007,6 +2208,7 @@ struct Consumer {
                           for (int n = 0; n < S::kSums; ++n) o[n] = 0;
                           Wait(shared.q_full[rows_of], q_parity);
                           q_parity ^= 1;
+                          PlaceQueries(problem);
                           ReadQueries();
                           FindBias(problem, q_begin);
                           if (!no_keys) {
@@ -2060,8 +2262,9 @@ __device__ __forceinline__ void WaitForTiles(const SharedStorage<Config>& shared
   }
 }
 
-template <class Config>
-__device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared) {
+template <class Config, class Params>
+__device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared,
+                                                 const Params& params) {
   constexpr u32 kConsumerWarps = Config::kConsumers * 4;
   if (threadIdx.x == 0) {
 #pragma unroll 1
@@ -2080,7 +2283,8 @@ __device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared) 
     }
 #pragma unroll 1
     for (int stage = 0; stage < Config::kStages; ++stage) {
-      ptx::mbarrier_init(ptx::SharedAddress(&shared.k_full[stage]), 1);
+      ptx::mbarrier_init(ptx::SharedAddress(&shared.k_full[stage]),
+                         ShiftsRows<Config>(params) ? kClearingWarps : 1);
       ptx::mbarrier_init(ptx::SharedAddress(&shared.raw_full[stage]), 1);
       ptx::mbarrier_init(ptx::SharedAddress(&shared.raw_empty[stage]), kTransposingWarps);
       ptx::mbarrier_init(ptx::SharedAddress(&shared.v_full[stage]),
@@ -2100,8 +2304,19 @@ __device__ __forceinline__ void InitialiseShared(SharedStorage<Config>& shared) 
     constexpr int kElements = Config::kBlockN * kOnesColumns;
 #pragma unroll 1
     for (int n = threadIdx.x; n < Config::kStages * kElements; n += Shape<Config>::kThreads) {
-      const int column = Config::kHeadDimV + n % kOnesColumns;
+      const int column = Shape<Config>::kDimV + n % kOnesColumns;
       *ValueAt(shared, n / kElements, n % kElements / kOnesColumns, column) = one.bits;
+    }
+    ptx::fence_proxy_async_shared();
+  }
+  if constexpr (Config::kNarrowRows && Shape<Config>::kZeroColumnsQk > 0) {
+    static_assert(Shape<Config>::kZeroColumnsQk == kChunkColumns);
+    constexpr int kChunk = Shape<Config>::kBoxColumnsQk / kChunkColumns;
+#pragma unroll 1
+    for (int n = threadIdx.x; n < Config::kStages * Config::kBlockN; n += Shape<Config>::kThreads) {
+      const int row = n % Config::kBlockN;
+      *reinterpret_cast<Words<16>*>(
+          &shared.k[n / Config::kBlockN][0][row][(kChunk ^ row % 8) * kChunkColumns]) = {};
     }
     ptx::fence_proxy_async_shared();
   }
@@ -2136,14 +2351,17 @@ __device__ __forceinline__ void Run(const Params& params) {
       Config::kSharers == 1 || (Config::kSharers == Config::kConsumers && !Config::kOptimistic &&
                                 !Config::kOnes && !Config::kPingPong),
       "all warpgroups share rows or none; what they exchange are exact maxima");
-  static_assert(Shape<Config>::kOwnKeys % 16 == 0 && Config::kHeadDimQk % 8 == 0 &&
-                Config::kHeadDimV % 8 == 0);
+  static_assert(Shape<Config>::kOwnKeys % 16 == 0);
+  static_assert(Config::kNarrowRows
+                    ? Config::kStagedTerms == 0 && Config::kSharers == 1 && Config::kCluster == 1
+                    : Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0,
+                "what narrow rows have been written for");
   static_assert(!Config::kOptimistic || Shape<Config>::kTransposes ||
                     (kIsSame<typename Config::Element, Bf16>),
                 "the margin needs the exponents of bf16");
   extern __shared__ __align__(1024) u8 shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(shared_bytes);
-  InitialiseShared(shared);
+  InitialiseShared(shared, params);
   if (__shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0) == 0) {
     if constexpr (Config::kLoaderRegisters != 0) ptx::setmaxnreg_dec<Config::kLoaderRegisters>();
     if (threadIdx.x == 0 && params.sm90.by_threads == 0) {

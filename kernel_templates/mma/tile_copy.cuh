@@ -88,11 +88,6 @@ __device__ __forceinline__ int RowAlignment(const void* base, const abi::TensorS
 // and of K they meet zeros of Q.
 inline constexpr int kNotShifted = -1;
 
-// By how many columns rows of `columns` elements side by side are shifted at most.
-TILEWRIGHT_HOST_DEVICE constexpr int MostShift(int columns) {
-  return columns % 8 == 0 ? 0 : 8 - (columns & -columns);
-}
-
 // The shift of rows from `first` on of the tensor at `base`; kNotShifted for rows that have not all
 // the same, one above `most`, or might begin before the tensor.
 template <class Element>

@@ -100,7 +100,8 @@ std::string PlanName(const KernelPlan& plan) {
                           plan.optimistic ? "opt" : "", plan.ones ? "ones" : "",
                           plan.ping_pong ? "pp" : "", plan.q_in_registers ? "q" : "",
                           plan.own_o ? "o" : "", plan.over_v ? "v" : "",
-                          plan.column_warps > 1 ? "shared" : "", plan.split ? "split" : "");
+                          plan.column_warps > 1 ? "shared" : "", plan.narrow_rows ? "narrow" : "",
+                          plan.split ? "split" : "");
     case Family::kFwdSm80:
       return absl::StrCat("m", plan.block_m, "n", plan.block_n, "w", plan.warps, "s", plan.stages,
                           plan.column_warps > 1 ? absl::StrCat("v", plan.column_warps) : "",
@@ -484,6 +485,7 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
           .Bool("kOnes", plan.ones)
           .Bool("kPingPong", plan.ping_pong)
           .Bool("kQInRegisters", plan.q_in_registers)
+          .Bool("kNarrowRows", plan.narrow_rows)
           .Bool("kOwnO", plan.own_o)
           .Bool("kOverV", plan.over_v)
           .Bool("kSplit", plan.split)

@@ -184,17 +184,19 @@ std::vector<Product> ForwardProducts(const AttentionSpec& spec, const plan::Kern
   const int sharers = plan.column_warps;
   const int keys = plan.block_n / std::max(plan.key_warps, 1);
   const Factor type = FactorOf(spec.type);
+  const plan::StoredDims dims = plan.narrow_rows ? plan::StoredDimsOf(spec.dim_qk, spec.dim_v)
+                                                 : plan::StoredDims{spec.dim_qk, spec.dim_v};
   // Eight columns of ones behind V. Warpgroups that share rows have whole panels each.
   const bool ones_behind_v = plan.ones && type.bytes == 2;
   const int v_columns =
-      sharers == 1 ? static_cast<int>(spec.dim_v) + (ones_behind_v ? 8 : 0)
+      sharers == 1 ? static_cast<int>(dims.v) + (ones_behind_v ? 8 : 0)
                    : static_cast<int>(plan::CeilDiv(spec.dim_v, int64_t{sharers} * kPanelColumns)) *
                          kPanelColumns;
   std::vector<Product> products = {
       {.name = "Scores",
        .comment = "d = q k^T",
        .n = keys / sharers,
-       .steps = StepsOf(spec.dim_qk, type),
+       .steps = StepsOf(dims.qk, type),
        .a = plan.q_in_registers ? Operand{"q", Operand::kRegisters}
                                 : Operand{"q", Operand::kAlongColumns, plan.block_m},
        .b = {"k", Operand::kAlongColumns, plan.block_n},

@@ -93,7 +93,6 @@ constexpr int64_t kOtherRegisters = 88;
 
 // Bytes of a tile of 16-bit or fp32 elements: mma/tile_copy.cuh, mma/tf32_core.cuh.
 int64_t Pitch(int64_t columns) { return 8 * (RoundUp(columns, 8) / 8 | 1); }
-int64_t MostShift(int64_t columns) { return columns % 8 == 0 ? 0 : 8 - (columns & -columns); }
 int64_t FloatPitchQk(int64_t dim) { return (RoundUp(dim, 16) / 16 | 1) * 16; }
 int64_t FloatPitchV(int64_t dim) { return RoundUp(RoundUp(dim, 8) - 4, 16) + 4; }
 

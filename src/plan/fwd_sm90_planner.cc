@@ -4,6 +4,7 @@
 // may have. Three or four warpgroups hide each other's softmax at small head dims, two leave
 // registers for large ones.
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -22,6 +23,8 @@ namespace {
 constexpr int64_t kMaxOwnDimV = 320;
 constexpr int64_t kMaxDimV = 512;
 constexpr int64_t kMaxDimQk = 576;
+constexpr int64_t kMaxNarrowDim = 256;
+constexpr int64_t kFewNarrowKeys = 128;
 constexpr int kSharers = 2;
 constexpr int kWarpgroupRows = 64;
 constexpr int kPanelColumns = 64;
@@ -97,6 +100,45 @@ int64_t BiasRegisters(const AttentionSpec& spec, int64_t block_n, int blocks) {
   return registers;
 }
 
+// Whether some rows of 16-bit elements are no whole chunks of 16 bytes: bulk copies then take those
+// of all heads as one, from a multiple of 16 bytes on.
+bool HasNarrowDims(const AttentionSpec& spec) {
+  return !IsE4m3(spec) && (spec.dim_qk % 8 != 0 || spec.dim_v % 8 != 0);
+}
+
+StoredDims DimsOf(const AttentionSpec& spec) {
+  return HasNarrowDims(spec) ? StoredDimsOf(spec.dim_qk, spec.dim_v)
+                             : StoredDims{spec.dim_qk, spec.dim_v};
+}
+
+// Whether heads of `dim` columns begin where MostShift(dim) says, in rows that bulk copies take.
+bool StridesFitShiftedCopies(const Strides& strides, int64_t dim) {
+  return (strides.batch | strides.seq) % 8 == 0 && strides.head % (dim & -dim) == 0;
+}
+
+// What this family wants of narrow rows. Empty: nothing is missing.
+std::string RefuseNarrow(const PlanRequest& request) {
+  const AttentionSpec& spec = request.spec;
+  const std::array<Strides, 4> strides = spec::EffectiveStrides(spec);
+  if (!StridesFitShiftedCopies(strides[0], spec.dim_qk) ||
+      !StridesFitShiftedCopies(strides[1], spec.dim_qk) ||
+      !StridesFitShiftedCopies(strides[2], spec.dim_v)) {
+    return "where heads are no whole chunks of 16 bytes, rows of all heads must be";
+  }
+  // One H200 (2026-11-30), d36, 512 heads: 22.5 us for 128 rows and keys, attn_fwd_sm80 20.4; both
+  // 32 for 160 and 26 (256 heads) for 256.
+  if (!request.family.has_value() && spec.seqlen_kv <= kFewNarrowKeys) {
+    return absl::StrCat("up to ", kFewNarrowKeys,
+                        " keys of heads that are no whole chunks of 16 bytes");
+  }
+  if (!spec.bias.empty()) return "bias terms with heads that are no whole chunks of 16 bytes";
+  if (std::max(spec.dim_qk, spec.dim_v) > kMaxNarrowDim) {
+    return absl::StrCat("heads that are no whole chunks of 16 bytes must have at most ",
+                        kMaxNarrowDim, " columns");
+  }
+  return "";
+}
+
 FamilyAnswer Refuse(const PlanRequest& request) {
   const AttentionSpec& spec = request.spec;
   FamilyAnswer answer;
@@ -132,17 +174,18 @@ FamilyAnswer Refuse(const PlanRequest& request) {
   } else if (spec.strided_innermost) {
     answer.refusal = "strided_innermost: rows must be contiguous";
     nearest.strided_innermost = false;
-  } else if (spec.dim_qk % 8 != 0 || spec.dim_v % 8 != 0) {
-    answer.refusal = absl::StrCat("dim_qk, dim_v = ", spec.dim_qk, ", ", spec.dim_v,
-                                  ": rows must be whole chunks of 16 bytes");
+  } else if (const std::string narrow = HasNarrowDims(spec) ? RefuseNarrow(request) : "";
+             !narrow.empty()) {
+    answer.refusal = absl::StrCat("dim_qk, dim_v = ", spec.dim_qk, ", ", spec.dim_v, ": ", narrow);
     nearest.dim_qk = RoundUp(spec.dim_qk, 8);
     nearest.dim_v = RoundUp(spec.dim_v, 8);
+    nearest.strides.reset();
   } else if (spec.dim_qk > kMaxDimQk || spec.dim_v > kMaxDimV) {
     answer.refusal = absl::StrCat("dim_qk, dim_v = ", spec.dim_qk, ", ", spec.dim_v,
                                   ": must be at most ", kMaxDimQk, ", ", kMaxDimV);
     nearest.dim_qk = std::min(spec.dim_qk, kMaxDimQk);
     nearest.dim_v = std::min(spec.dim_v, kMaxDimV);
-  } else if (spec.strides.has_value() &&
+  } else if (spec.strides.has_value() && !HasNarrowDims(spec) &&
              !std::all_of(spec.strides->begin(), spec.strides->end(), StridesFitBulkCopies)) {
     answer.refusal = "strides: rows must start on multiples of 16 bytes";
     nearest.strides.reset();
@@ -251,6 +294,9 @@ bool HasEqualTiles(const AttentionSpec& spec) {
 // figures are in kernel_templates/README.md). Later ones are for what the first do not fit, and for
 // the tuner.
 constexpr Tile k40[] = {{4, 80}, {4, 64}, {3, 128}, {2, 128}, {2, 64}, {2, 32}};
+// A third stage hides the time in which K's neighbours are cleared.
+constexpr Tile kNarrow40[] = {{4, 80, 1, 3}, {4, 80}, {4, 64}, {3, 128},
+                              {2, 128},      {2, 64}, {2, 32}};
 constexpr Tile k64[] = {{4, 64, 1, 3}, {4, 64}, {3, 96}, {3, 128}, {2, 128}, {2, 64}, {2, 32}};
 // Tiles of 64 rows waste little of the diagonal, and several blocks hide where each begins and
 // ends.
@@ -296,14 +342,15 @@ constexpr Tile kWide[] = {kShared, {.consumers = 2, .block_n = 32, .shares = tru
 // so often that L2 is the bound; with few of them the lockstep of a pair costs more.
 bool SharesKeysBest(const AttentionSpec& spec) {
   const int64_t dim = std::max(spec.dim_qk, spec.dim_v);
-  return spec.page_size == 0 && !IsE4m3(spec) &&
+  return spec.page_size == 0 && !IsE4m3(spec) && !HasNarrowDims(spec) &&
          ((dim > kMaxOwnDimV && spec.seqlen_q > 2048) ||
           ((dim > 192 || (dim >= 128 && HasEqualTiles(spec))) && spec.seqlen_q > 8192));
 }
 
 absl::Span<const Tile> TilesFor(const PlanRequest& request) {
   const AttentionSpec& spec = request.spec;
-  const int64_t dim = std::max(spec.dim_qk, spec.dim_v);
+  const StoredDims dims = DimsOf(spec);
+  const int64_t dim = std::max(dims.qk, dims.v);
   const bool even = HasEqualTiles(spec);
   const bool is_short = spec.seqlen_q <= 1024;
   if (IsE4m3(spec)) {
@@ -317,7 +364,7 @@ absl::Span<const Tile> TilesFor(const PlanRequest& request) {
     }
     return kE4m3;
   }
-  if (spec.dim_v > kMaxOwnDimV || spec.dim_qk > kMaxOwnDimV) return kWide;
+  if (dim > kMaxOwnDimV) return kWide;
   if (dim > 256) return k320;
   if (HasBiasAlone(spec) && dim <= 64) {
     if (dim <= 32 && spec.seqlen_q <= 512) return kShortBias64;
@@ -333,7 +380,9 @@ absl::Span<const Tile> TilesFor(const PlanRequest& request) {
     const bool is_scored = MasksByIntervalsOrScores(spec) && spec.dropout == 0;
     return is_scored && dim <= 128 ? absl::MakeConstSpan(kScored128) : kElementRules;
   }
-  if (dim <= 64 && even && spec.dim_v <= 40) return k40;
+  if (dim <= 64 && even && dims.v <= 40) {
+    return HasNarrowDims(spec) ? absl::MakeConstSpan(kNarrow40) : k40;
+  }
   // Few rows: less than 16 tiles of 128 for a multiprocessor.
   const double rows = static_cast<double>(spec.batch) * static_cast<double>(spec.heads_q) *
                       static_cast<double>(spec.seqlen_q);
@@ -361,7 +410,7 @@ absl::Span<const Tile> TilesFor(const PlanRequest& request) {
     return spec.seqlen_q <= 4096 ? absl::MakeConstSpan(kShort128) : kLongEven128;
   }
   if (dim <= 128) return k128;
-  if (dim <= 192 && spec.dim_v <= 128) return k192;
+  if (dim <= 192 && dims.v <= 128) return k192;
   if (dim <= 192) return kWideV192;
   if (even && SharesKeysBest(spec)) return kLongEven256;
   return k256;
@@ -415,6 +464,7 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
     return std::nullopt;
   }
   const int64_t element_bytes = spec::ElementBytes(spec.type);
+  const StoredDims dims = DimsOf(spec);
   KernelPlan plan;
   plan.family = Family::kFwdSm90;
   plan.target = std::string(request.traits.target);
@@ -433,15 +483,16 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
   plan.optimistic = spec.type == ElementType::kBf16 && !tile.shares &&
                     MasksByIntervalsOrScores(spec) && (spec.bias.empty() || tile.blocks == 1);
   plan.staged_terms = StagedTerms(spec, tile.blocks);
+  plan.narrow_rows = HasNarrowDims(spec);
   if (variant.cluster == 1) OfferParts(request, /*resident=*/tile.blocks, plan);
   // The LSE of a part is a second sum.
   if (IsE4m3(spec) && tile.consumers == 3 && plan.split) return std::nullopt;
   const auto fits_registers = [&] {
     if (tile.shares) return true;  // half of each
     const int64_t scores = tile.block_n / 2, weights = scores * element_bytes / 4;
-    const int64_t queries = plan.q_in_registers ? RoundUp(spec.dim_qk, 16) / 4 : 0;
+    const int64_t queries = plan.q_in_registers ? RoundUp(dims.qk, 16) / 4 : 0;
     return scores + weights + queries +
-               (spec.dim_v + (plan.ones && !IsE4m3(spec) ? kOnesColumns : 0)) / 2 <=
+               (dims.v + (plan.ones && !IsE4m3(spec) ? kOnesColumns : 0)) / 2 <=
            MaxTileRegisters(spec, tile.consumers, tile.block_n, tile.blocks) +
                (queries > 0 ? RegistersBesideQueries(spec, tile.block_n) : 0);
   };
@@ -457,8 +508,8 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
   } else {
     // Where the last panel of V is full they need one more; from 192 on O then has no place but
     // Q's.
-    plan.ones = spec.dropout == 0 &&
-                (spec.dim_v <= 128 || (spec.dim_v < 192 && spec.dim_v % kPanelColumns != 0));
+    plan.ones =
+        spec.dropout == 0 && (dims.v <= 128 || (dims.v < 192 && dims.v % kPanelColumns != 0));
     if (!fits_registers()) plan.ones = false;
   }
   if (!fits_registers()) return std::nullopt;
@@ -475,7 +526,7 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
     plan.over_v = plan.stages * CeilDiv(plan.block_n, kPanelRowBytes) * spec.dim_v >=
                   plan.block_m * CeilDiv(spec.dim_v, kPanelColumns);
     if (!plan.over_v) return std::nullopt;
-  } else if (!plan.over_v && PanelsV(plan, spec.dim_v) > CeilDiv(spec.dim_qk, kPanelColumns)) {
+  } else if (!plan.over_v && PanelsV(plan, dims.v) > CeilDiv(dims.qk, kPanelColumns)) {
     return std::nullopt;
   }
   if (!fits_smem()) return std::nullopt;
@@ -485,7 +536,8 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
 // The ways to share out tiles, best first. Two warpgroups that take turns gain 2 to 8 % at head
 // dims above 64, of 16 bits up to 192, where tiles differ in length or are long.
 std::vector<Variant> VariantsFor(const AttentionSpec& spec) {
-  const int64_t dim = std::max(spec.dim_qk, spec.dim_v);
+  const StoredDims dims = DimsOf(spec);
+  const int64_t dim = std::max(dims.qk, dims.v);
   const bool even = HasEqualTiles(spec);
   const bool long_rows = spec.seqlen_q > 4096;
   const Variant series = {.persistent = true, .cluster = 1, .ping_pong = false};
@@ -494,7 +546,7 @@ std::vector<Variant> VariantsFor(const AttentionSpec& spec) {
   const Variant shared_keys = {.persistent = true, .cluster = 2, .ping_pong = false};
   const Variant shared_turns = {.persistent = true, .cluster = 2, .ping_pong = true};
   std::vector<Variant> variants;
-  const bool can_share = spec.page_size == 0 && !IsE4m3(spec);
+  const bool can_share = spec.page_size == 0 && !IsE4m3(spec) && !HasNarrowDims(spec);
   const bool turns_share_best = !HasPolicies(spec) && dim == 128 && spec.window_left < 0 &&
                                 spec.seqlen_q >= 8192 && (!even || SharesKeysBest(spec));
   if (turns_share_best && can_share) variants.push_back(shared_turns);
@@ -507,7 +559,9 @@ std::vector<Variant> VariantsFor(const AttentionSpec& spec) {
   variants.push_back(series);
   if (!take_turns) variants.push_back(turns);
   if (!even) variants.push_back(handed_out);
-  if (dim >= 128 && long_rows && spec.seqlen_q <= 8192) variants.push_back(shared_keys);
+  if (dim >= 128 && long_rows && spec.seqlen_q <= 8192 && !HasNarrowDims(spec)) {
+    variants.push_back(shared_keys);
+  }
   return variants;
 }
 
@@ -515,6 +569,11 @@ std::vector<Variant> VariantsFor(const AttentionSpec& spec) {
 
 int64_t FwdSm90SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v,
                          int64_t element_bytes) {
+  if (plan.narrow_rows) {
+    const StoredDims dims = StoredDimsOf(dim_qk, dim_v);
+    dim_qk = dims.qk;
+    dim_v = dims.v;
+  }
   const bool transposes = element_bytes == 1, shares = plan.column_warps > 1;
   const int64_t columns = kPanelRowBytes / element_bytes;
   const int64_t panels_qk = CeilDiv(dim_qk, columns);

@@ -46,11 +46,12 @@ struct KernelPlan {
   int block_m = 0;     // query rows of a tile
   int block_n = 0;     // keys of a tile
   int warps = 0;
-  int rows_per_warp = 0;     // block_m = warps * rows_per_warp
-  int panel = 0;             // attn_fwd_simple: columns of K or V in shared memory at a time
-  int stages = 0;            // tiles of K and of V in shared memory; attn_fwd_sm80: 1 or 2
-  bool peeled = false;       // attn_fwd_sm80: a loop of its own for tiles that need no mask
-  bool narrow_rows = false;  // attn_fwd_sm80, _small: rows typically no multiples of 16 bytes
+  int rows_per_warp = 0;  // block_m = warps * rows_per_warp
+  int panel = 0;          // attn_fwd_simple: columns of K or V in shared memory at a time
+  int stages = 0;         // tiles of K and of V in shared memory; attn_fwd_sm80: 1 or 2
+  bool peeled = false;    // attn_fwd_sm80: a loop of its own for tiles that need no mask
+  bool narrow_rows =
+      false;             // attn_fwd_sm80, _sm90, _small: rows typically no multiples of 16 bytes
   int column_warps = 1;  // attn_fwd_sm80: warps that share rows, each with a part of O's columns;
                          // attn_fwd_sm90: warpgroups, all of `consumers` or 1
   int tf32_terms = 0;    // attn_fwd_sm80, fp32: products of TF32 for one of fp32, 1 or 3

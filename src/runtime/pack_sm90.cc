@@ -9,6 +9,7 @@
 #include "abi/tensor_map.h"
 #include "absl/strings/str_cat.h"
 #include "device/tensor_map.h"
+#include "plan/family_planner.h"
 #include "plan/launch_shape.h"
 #include "spec/validate.h"
 
@@ -51,6 +52,15 @@ device::TensorMapRequest::Element ElementOf(ElementType type) {
   using Element = device::TensorMapRequest::Element;
   if (type == ElementType::kBf16) return Element::kBf16;
   return type == ElementType::kFp16 ? Element::kFp16 : Element::kByte;
+}
+
+// Whether rows of all heads of `dim` columns can be described as one, of which copies take a head's
+// columns and those around them from a multiple of 16 bytes on.
+template <typename TensorType>
+bool DescribesHeadsTogether(const TensorType& tensor, int64_t dim, int64_t heads) {
+  const int64_t head = tensor.strides.head;
+  return heads == 1 || (head >= 0 && head % (dim & -dim) == 0 &&
+                        (heads - 1) <= (kMax - dim) / std::max<int64_t>(head, 1));
 }
 
 // Boxes of 128 bytes unless `box_columns` says less.
@@ -180,18 +190,33 @@ absl::Status PackFwd(const device::DriverApi& api, const plan::KernelPlan& plan,
         ": rows and tiles of attn_fwd_sm90 are counted with 31 bits"));
   }
   abi::FwdSm90Args out = {};
-  const bool q = Encode(api, spec.type, args.q, spec.dim_qk, q_rows, spec.heads_q, q_batch,
-                        kWarpgroupRows, &out.q);
-  const bool k = Encode(api, spec.type, args.k, spec.dim_qk, kv_rows, spec.heads_kv, kv_batch,
-                        box_rows, &out.k);
-  const bool v = Encode(api, spec.type, args.v, spec.dim_v, kv_rows, spec.heads_kv, kv_batch,
-                        box_rows, &out.v);
-  const auto tail_columns = static_cast<int>(spec.dim_v % 64);
+  const bool narrow = plan.narrow_rows;
+  const plan::StoredDims dims = narrow ? plan::StoredDimsOf(spec.dim_qk, spec.dim_v)
+                                       : plan::StoredDims{spec.dim_qk, spec.dim_v};
+  const auto encode = [&](const auto& tensor, int64_t dim, int64_t rows, int64_t heads_of,
+                          int64_t batch, int rows_of_box, abi::TensorMap* map, int columns) {
+    if (!narrow) {
+      return Encode(api, spec.type, tensor, dim, rows, heads_of, batch, rows_of_box, map, columns);
+    }
+    return DescribesHeadsTogether(tensor, dim, heads_of) &&
+           Encode(api, spec.type, tensor, (heads_of - 1) * tensor.strides.head + dim, rows,
+                  /*heads=*/1, batch, rows_of_box, map, columns);
+  };
+  // No more than must be, where rows have one panel.
+  const int64_t copied_qk = plan::RoundUp(spec.dim_qk + plan::MostShift(spec.dim_qk), 8);
+  const int qk_columns = narrow ? static_cast<int>(std::min<int64_t>(copied_qk, 64)) : 0;
+  const bool q = encode(args.q, spec.dim_qk, q_rows, spec.heads_q, q_batch, kWarpgroupRows, &out.q,
+                        qk_columns);
+  const bool k =
+      encode(args.k, spec.dim_qk, kv_rows, spec.heads_kv, kv_batch, box_rows, &out.k, qk_columns);
+  const bool v = encode(args.v, spec.dim_v, kv_rows, spec.heads_kv, kv_batch, box_rows, &out.v, 0);
+  const auto tail_columns = static_cast<int>(dims.v % 64);
   const bool v_tail = !plan.ones || tail_columns == 0 ||
-                      Encode(api, spec.type, args.v, spec.dim_v, kv_rows, spec.heads_kv, kv_batch,
-                             box_rows, &out.v_tail, tail_columns);
-  const bool o = Encode(api, spec::OutType(spec), args.o, spec.dim_v, q_rows, spec.heads_q, q_batch,
-                        kWarpgroupRows, &out.o);
+                      encode(args.v, spec.dim_v, kv_rows, spec.heads_kv, kv_batch, box_rows,
+                             &out.v_tail, tail_columns);
+  // Threads store narrow rows.
+  const bool o = narrow || Encode(api, spec::OutType(spec), args.o, spec.dim_v, q_rows,
+                                  spec.heads_q, q_batch, kWarpgroupRows, &out.o);
   if (spec::ElementBytes(spec.type) == 1 && !(q && k && v)) {
     const Tensor& wrong = !q ? args.q : !k ? args.k : args.v;
     const Strides& s = wrong.strides;

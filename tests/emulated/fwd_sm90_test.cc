@@ -213,6 +213,27 @@ const std::vector<Emulation>& Emulations() {
       // Four warpgroups, each with its own first and last block of keys.
       Changed("fwd bf16 b=1 h=2/1 s=300/430 d=32 window=90,20 lse", Rows256),
       Changed("fwd bf16 b=1 h=2/1 s=300/290 d=32 causal", Rows256),
+      // Heads that are no multiples of 16 bytes: one, two and three panels, O in its places, Q and
+      // K that begin alike and that do not, and what threads copy.
+      Changed("fwd bf16 b=2 h=8 s=150/330 d=33 causal lse",
+              [](KernelPlan& plan) {
+                plan.own_o = plan.over_v = false;
+                plan.max_grid = 3;
+              }),
+      Changed("fwd bf16 b=1 h=8/4 s=300/130 d=36/38", Rows256),
+      Changed("fwd fp16 b=1 h=16/8 s=70/200 d=100/130 window=90,20 lse",
+              [](KernelPlan& plan) { plan.q_in_registers = !plan.q_in_registers; }),
+      Changed("fwd bf16 b=1 h=8/4 s=70/200 d=60/58 lse",
+              [](KernelPlan& plan) { plan.own_o = plan.over_v = plan.ones = false; }),
+      Changed("fwd bf16 b=1 h=8/4 s=140/1100 d=34 causal sinks", [](KernelPlan&) {}),
+      Changed(
+          "fwd bf16 b=3 h=16/8 s=70/900 d=33/50 paged=16 varlen lse causal", [](KernelPlan&) {},
+          emulated::MakeLongPaged),
+      Changed(
+          "fwd bf16 b=1 h=8 s=70/200 d=36/33 causal lse", [](KernelPlan&) {},
+          [](reference::HostCase& c) { emulated::Misalign(c, 2); }),
+      Changed(
+          "fwd bf16 b=1 h=8 s=70/200 d=36 lse", [](KernelPlan&) {}, OneKeyRules),
       // Warpgroups that share rows: O in each of its places, a last panel that is nobody's, pages
       // and copies by threads.
       Changed("fwd bf16 b=1 h=2/1 s=100/130 d=512/392 causal lse",

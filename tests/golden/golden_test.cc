@@ -77,6 +77,10 @@ constexpr Golden kGoldens[] = {
     {.file = "sm90_cluster_ones_fp16_d64",
      .spec = "fwd fp16 b=2 h=16 s=4096 d=64 window=63,0 alibi",
      .plan = "attn_fwd_sm90 sm_90a m192n96 w16 r16 s2 c3 x2 ones pp own_o smem=123904"},
+    {.file = "sm90_narrow_rows_d36_d33",
+     .spec = "fwd bf16 b=4 h=8 s=1000 d=36/33",
+     .plan = "attn_fwd_sm90 sm_90a m256n80 w20 r16 s3 c4 x1 g132 narrow opt ones own_o "
+             "smem=128000"},
     {.file = "decode_paged_fp8_per_token",
      .spec = "fwd bf16 b=8 h=8/2 s=1/4096 d=128 kv=e4m3 kv_scale=token paged=16 varlen",
      .plan = "attn_decode sm_90a m16n128 w4 r16 s2 k32 split slots=264 smem=78080 + "

@@ -43,6 +43,7 @@ struct Config {
   static constexpr bool kOnes = false;
   static constexpr bool kPingPong = false;
   static constexpr bool kQInRegisters = true;
+  static constexpr bool kNarrowRows = false;
   static constexpr bool kOwnO = true;
   static constexpr bool kOverV = false;
   static constexpr bool kSplit = false;

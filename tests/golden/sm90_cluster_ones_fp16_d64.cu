@@ -48,6 +48,7 @@ struct Config {
   static constexpr bool kOnes = true;
   static constexpr bool kPingPong = true;
   static constexpr bool kQInRegisters = false;
+  static constexpr bool kNarrowRows = false;
   static constexpr bool kOwnO = true;
   static constexpr bool kOverV = false;
   static constexpr bool kSplit = false;

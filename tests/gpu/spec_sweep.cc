@@ -975,6 +975,43 @@ void AddRandomCombinations(Sweep& sweep) {
   }
 }
 
+// Heads side by side that begin between multiples of 16 bytes, in rows of all heads that do not;
+// with their own keys, and in groups, where Q and K begin differently.
+void AddNarrowHeads(Sweep& sweep) {
+  constexpr std::pair<int64_t, int64_t> kDims[] = {{1, 7},   {33, 33},   {34, 34},  {35, 35},
+                                                   {36, 36}, {44, 37},   {60, 58},  {36, 40},
+                                                   {68, 68}, {100, 130}, {250, 250}};
+  for (const auto& [qk, v] : kDims) {
+    for (const int64_t heads : {8, 16}) {
+      const auto base = [&, qk = qk, v = v](AttentionSpec& s) {
+        s.type = ElementType::kBf16;
+        SetDims(s, qk, v);
+        SetHeads(s, heads, 8);
+        SetLengths(s, 270, 333);
+      };
+      const std::string name = absl::StrCat("narrow_", qk, "_", v, "_heads_", heads);
+      SweepCase& plain = sweep.Add(name, base);
+      plain.sanitizer = qk == 33 || qk == 100;
+      sweep.Add(name + "_fp16_causal", [&](auto& s) {
+        base(s);
+        s.type = ElementType::kFp16;
+        s.causal = true;
+      });
+      sweep.Add(name + "_paged", [&](auto& s) {
+        base(s);
+        s.varlen = s.causal = true;
+        s.page_size = 16;
+        s.softcap = 20;
+      });
+      sweep.Add(name + "_parts", [&](auto& s) {
+        base(s);
+        s.batch = 1;
+        SetLengths(s, 130, 4100);
+      });
+    }
+  }
+}
+
 }  // namespace
 
 const std::vector<SweepCase>& SpecSweep() {
@@ -995,6 +1032,7 @@ const std::vector<SweepCase>& SpecSweep() {
     AddLargeCounts(sweep);
     AddRandomCombinations(sweep);
     AddDecode(sweep);
+    AddNarrowHeads(sweep);
     return new std::vector<SweepCase>(sweep.Take());
   }();
   return *cases;

@@ -48,8 +48,10 @@ TEST(FwdSm90PlannerTest, SharedMemoryIsPanelsAndBarriers) {
 // What the kernel takes for granted, over dims and lengths.
 TEST(FwdSm90PlannerTest, PlansAreFeasible) {
   const arch::ArchTraits row = arch::FindArchTraits("sm_90a").value();
-  for (int dim_qk : {8, 40, 64, 72, 128, 192, 256, 320, 512, 576}) {
-    for (int dim_v : {8, 64, 80, 128, 200, 256, 320, 392, 512}) {
+  for (int dim_qk : {8, 33, 40, 64, 72, 100, 128, 192, 250, 256, 320, 512, 576}) {
+    for (int dim_v : {1, 8, 64, 80, 100, 128, 200, 255, 256, 320, 392, 512}) {
+      const bool narrow = dim_qk % 8 != 0 || dim_v % 8 != 0;
+      if (narrow && std::max(dim_qk, dim_v) > 256) continue;
       for (const char* rest : {"s=1", "s=4097 causal lse", "s=300/0 softcap=5", "s=64 sinks"}) {
         const std::string text = absl::StrCat("fwd bf16 b=2 h=8 d=", dim_qk, "/", dim_v, " ", rest);
         const FamilyAnswer answer = Plan(text, "sm_90a", Family::kFwdSm90);
@@ -62,12 +64,15 @@ TEST(FwdSm90PlannerTest, PlansAreFeasible) {
           EXPECT_EQ(plan.warps, 4 * (plan.consumers + 1));
           EXPECT_EQ(plan.block_n % 16, 0);
           EXPECT_EQ(plan.smem_bytes, FwdSm90SmemBytes(plan, dim_qk, dim_v));
+          EXPECT_EQ(plan.narrow_rows, narrow);
+          EXPECT_TRUE(!narrow || plan.cluster == 1);
           EXPECT_LE(plan.smem_bytes, row.smem_per_block_optin);
           EXPECT_LE((plan.smem_bytes + row.smem_reserved_per_block) * std::max(plan.blocks, 1),
                     row.smem_per_sm);
           // O over Q needs a Q at least as wide, and over V it would lie on the ones.
-          const int64_t panels_v = RoundUp(CeilDiv(dim_v, 64), plan.column_warps);
-          EXPECT_TRUE(plan.own_o || plan.over_v || panels_v <= CeilDiv(dim_qk, 64));
+          const StoredDims dims = narrow ? StoredDimsOf(dim_qk, dim_v) : StoredDims{dim_qk, dim_v};
+          const int64_t panels_v = RoundUp(CeilDiv(dims.v, 64), plan.column_warps);
+          EXPECT_TRUE(plan.own_o || plan.over_v || panels_v <= CeilDiv(dims.qk, 64));
           EXPECT_TRUE(!plan.over_v || plan.stages * plan.block_n >= plan.block_m);
           EXPECT_TRUE(!plan.ones || !plan.over_v);
           const absl::StatusOr<KernelPlan> parsed = ParsePlan(plan.ToString());
@@ -152,7 +157,10 @@ TEST(FwdSm90PlannerTest, RefusalsNameTheFieldAndTheNearestServed) {
       {"fwd bf16 b=2 h=8 s=512 d=128", "sm_80", "sm_80 has no wgmma.mma_async"},
       {"fwd fp32 b=2 h=8 s=512 d=128", "sm_90a", "must be fp16 or bf16"},
       {"fwd bf16 b=2 h=8 s=512 d=584", "sm_90a", "must be at most 576, 512"},
-      {"fwd bf16 b=2 h=8 s=512 d=36", "sm_90a", "whole chunks of 16 bytes"},
+      {"fwd bf16 b=2 h=3 s=512 d=36", "sm_90a", "rows of all heads must be"},
+      {"fwd bf16 b=2 h=8 s=512 d=36 layout=bhsd", "sm_90a", "rows of all heads must be"},
+      {"fwd bf16 b=2 h=8 s=512 d=36 bias=bf16:1,8,512,512", "sm_90a", "bias terms with heads"},
+      {"fwd bf16 b=2 h=8 s=512 d=260/36", "sm_90a", "at most 256 columns"},
       {"fwd bf16 b=2 h=8 s=512 d=64 varlen paged=20", "sm_90a", "page_size = 20"},
       {"fwd bf16 b=2 h=8 s=512 d=64 varlen paged=1000", "sm_90a", "and pages of 1000 rows"},
       {"fwd bf16 b=2 h=8 s=512 d=64 strided_innermost", "sm_90a", "strided_innermost"},

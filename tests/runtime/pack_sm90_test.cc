@@ -113,6 +113,25 @@ TEST_F(PackSm90Test, TensorsThatNoMapDescribesAreLeftToThreads) {
   EXPECT_EQ(packed_.by_threads, abi::kQByThreads | abi::kKvByThreads | abi::kOByThreads);
 }
 
+TEST_F(PackSm90Test, NarrowHeadsAreDescribedTogether) {
+  plan_.narrow_rows = true;
+  Use("fwd bf16 b=2 h=8/4 s=300 d=36/34");
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_EQ(packed_.by_threads, 0u);
+  // A head of V on its columns 2 behind a multiple of 16 bytes, as every second one may be.
+  args_.v.strides.head += 6;
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_EQ(packed_.by_threads, 0u);
+  // Five columns behind one a head of 36 ends behind what is copied; rows must begin alike.
+  args_.q.strides.head += 1;
+  args_.k.strides.seq += 4;
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_EQ(packed_.by_threads, abi::kQByThreads | abi::kKvByThreads);
+  Use("fwd bf16 b=2 h=1 s=300 d=36 layout=bhsd");
+  ASSERT_TRUE(Pack().ok());
+  EXPECT_EQ(packed_.by_threads, abi::kQByThreads | abi::kKvByThreads);
+}
+
 TEST_F(PackSm90Test, TermsThatPassThroughSharedMemoryHaveMaps) {
   Use("fwd bf16 b=2 h=4 s=256/512 d=64 bias=bf16:2,4,256,512 bias=bf16:1,1,256,512");
   args_.bias[0] = {At(0x5000), 4 * 256 * 512, 256 * 512, 512, 1};
