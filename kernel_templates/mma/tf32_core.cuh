@@ -19,7 +19,6 @@
 #include "core/math.cuh"
 #include "core/problem.cuh"
 #include "core/types.cuh"
-#include "mma/cut_off.cuh"
 #include "mma/half_products.cuh"
 #include "mma/score_tile.cuh"
 #include "mma/tile_copy.cuh"
@@ -77,7 +76,6 @@ struct Tf32Core {
   static constexpr int kVStep = 8;
   static constexpr int kMTiles = Config::kRowsPerWarp / 16;
   static constexpr int kQkSteps = RoundUp(Config::kHeadDimQk, 16) / 16;
-  static constexpr int kCuts = kQkSteps * 2 * kTerms;  // of a score
   static constexpr int kVTiles = RoundUp(Config::kHeadDimV, 8) / 8;
   static constexpr int kWideTiles = kVTiles / 4 * 4;  // those that are read 32 columns at a time
   static constexpr int kScoreKeys = Config::kBlockN;
@@ -211,10 +209,9 @@ struct Tf32Core {
         const i64 i = q_begin + FirstRow() + RowOf(m, 2 * r);
         const SoftmaxEnd end = FinishRow(softmax.reference[m][r], QuadSum(softmax.sum[m][r]), sink);
         if (i >= problem.seqlen_q) continue;
-        if (LaneColumn() == 0) {
-          Config::Lse::Store(WithCutOff<Config>(end.lse, kLostPlaces<kCuts>, params), problem, i,
-                             params);
-        }
+        // What products cut off (mma/cut_off.cuh) is not given back: rows with few large products
+        // lose less than the mean, which an LSE of fp32 scores would show.
+        if (LaneColumn() == 0) Config::Lse::Store(end.lse, problem, i, params);
         float* row = o_head + (problem.q_row + i) * strides.seq;
         const float scale = end.empty ? 0.f : end.o_scale;
 #pragma unroll

@@ -33,7 +33,7 @@ const std::vector<SweepCase>& SpecSweep();
 std::vector<SweepCase> SanitizerSweep();
 
 // Size of SanitizerSweep().
-inline constexpr int kSanitizerCases = 45;
+inline constexpr int kSanitizerCases = 47;
 
 }  // namespace tilewright::gpu_tests
 
