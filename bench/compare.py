@@ -258,7 +258,8 @@ class Library:
     """libtilewright.so with one runtime; `c` has its functions, which raise TilewrightError."""
 
     def __init__(self, path):
-        self.c = _c.Library(path)
+        # A bare name would be looked for in the places of the system.
+        self.c = _c.Library(os.path.abspath(path))
         # What a first call measures is no part of the comparison; a plan that was tuned before is
         # compared by saying so in the environment.
         os.environ.setdefault("TILEWRIGHT_TUNE_POLICY", "off")

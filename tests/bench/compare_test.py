@@ -315,6 +315,7 @@ class LibraryTest(unittest.TestCase):
             self.skipTest("TILEWRIGHT_LIBRARY does not name a built libtilewright.so")
         self.directory = tempfile.TemporaryDirectory()
         os.environ["TILEWRIGHT_CACHE_DIR"] = self.directory.name
+        self.path = pathlib.Path(path).resolve()
         self.library = compare.Library(path)
 
     def tearDown(self):
@@ -325,6 +326,15 @@ class LibraryTest(unittest.TestCase):
     def test_arguments_have_the_size_that_the_library_knows(self):
         args = self.library.new_args()
         self.assertEqual(args.size, ctypes.sizeof(compare._c.Args))
+
+    def test_a_name_without_a_folder_is_a_file_here(self):
+        before = os.getcwd()
+        os.chdir(self.path.parent)
+        try:
+            library = compare.Library(compare.find_library("./" + self.path.name))
+        finally:
+            os.chdir(before)
+        library.c.runtime_destroy(library.runtime)
 
     def test_errors_bring_the_librarys_text(self):
         with self.assertRaisesRegex(compare.TilewrightError, "no_such_word"):
