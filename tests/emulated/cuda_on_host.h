@@ -10,6 +10,7 @@
 #define __global__
 #define __shared__
 #define __forceinline__ inline
+#define __noinline__
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
