@@ -325,8 +325,7 @@ class PieceWalk {
   __device__ __forceinline__ bool NextOfShare(Piece* piece, const Params& params) {
     const int lines = params.parts.lines;
     while (true) {
-      const int share =
-          DivideInts(block_ + (unit_ == end_ ? SharesOfGrid<Config>() : 0), lines);
+      const int share = DivideInts(block_ + (unit_ == end_ ? SharesOfGrid<Config>() : 0), lines);
       if (unit_ == end_) {
         if (share >= shares_.blocks) return false;
         block_ += SharesOfGrid<Config>();

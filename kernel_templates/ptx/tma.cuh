@@ -62,8 +62,8 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d_store(const void* map, u
       : "memory");
 }
 
-// Adds `bytes` of floats, each on its own, to what lies from `at` on. `at`, `source` and `bytes` are
-// multiples of 16.
+// Adds `bytes` of floats, each on its own, to what lies from `at` on. `at`, `source` and `bytes`
+// are multiples of 16.
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-reduce-async-bulk
 __device__ __forceinline__ void cp_reduce_async_bulk_add_f32(float* at, u32 source, u32 bytes) {
   asm volatile(

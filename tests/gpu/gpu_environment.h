@@ -104,7 +104,7 @@ struct CheckOptions {
   int64_t row_limit = 4096;
   bool second_run = true;
   std::optional<AttentionSpec> prepared = std::nullopt;  // as RunOnDevice
-  double lse_bars = 1;  // how many times its bar an LSE may be off
+  double lse_bars = 1;                                   // how many times its bar an LSE may be off
 };
 void CheckProblem(Runtime& runtime, cli::HostProblem& problem, device::StreamHandle stream,
                   const CheckOptions& options = {});
