@@ -29,8 +29,11 @@ struct Accuracy {
   double lse_error = 0;    // largest share of its own bar, 1 is the bar
   int64_t mismatches = 0;  // NaN or infinity where the reference has another value, or the reverse
   std::string first_mismatch;
-  bool holds = false;
 
+  bool holds() const {
+    return mismatches == 0 && o_relative <= o_relative_bar && o_max_abs <= o_max_abs_bar &&
+           lse_error <= 1;
+  }
   // "error 1.2e-03 (bar 2.9e-03), max abs 3.1e-03 (bar 8.7e-03), lse 0.04 of its bar, 4096 rows"
   std::string ToString() const;
 };

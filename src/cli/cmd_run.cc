@@ -263,7 +263,7 @@ absl::Status Check(const RunOptions& options, const HostProblem& problem, RunRep
   }
   TILEWRIGHT_ASSIGN_OR_RETURN(report.accuracy,
                               CheckAccuracy(problem, RowsToCheck(problem, options.seed)));
-  report.ok = report.ok && report.accuracy->holds;
+  report.ok = report.ok && report.accuracy->holds();
   return absl::OkStatus();
 }
 
@@ -296,7 +296,7 @@ Json AccuracyJson(const Accuracy& accuracy) {
   if (accuracy.has_lse) object["lse_share_of_bar"] = accuracy.lse_error;
   object["mismatches"] = accuracy.mismatches;
   if (accuracy.mismatches > 0) object["first_mismatch"] = accuracy.first_mismatch;
-  object["holds"] = accuracy.holds;
+  object["holds"] = accuracy.holds();
   return object;
 }
 
@@ -373,7 +373,7 @@ void PrintText(const RunReport& report, const RunOptions& options, const StageCl
   }
   if (report.accuracy.has_value()) {
     line("fp64",
-         absl::StrCat(report.accuracy->holds ? "ok: " : "WRONG: ", report.accuracy->ToString()));
+         absl::StrCat(report.accuracy->holds() ? "ok: " : "WRONG: ", report.accuracy->ToString()));
   }
   if (report.gradients.has_value()) {
     line("fp64", absl::StrCat(report.gradients->holds() ? "ok: " : "WRONG: ",

@@ -124,7 +124,7 @@ absl::Status VerifyOnGpu(GpuSession& session, HostProblem& problem, uint64_t see
   }
   TILEWRIGHT_ASSIGN_OR_RETURN(const Accuracy accuracy,
                               CheckAccuracy(problem, RowsToCheck(problem, seed)));
-  verdict.holds = accuracy.holds && result.bitwise_equal;
+  verdict.holds = accuracy.holds() && result.bitwise_equal;
   verdict.finding = accuracy.ToString();
   if (!result.bitwise_equal) {
     absl::StrAppend(&verdict.finding, "; two launches gave different bytes");

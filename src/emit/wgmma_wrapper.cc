@@ -184,8 +184,7 @@ std::vector<Product> ForwardProducts(const AttentionSpec& spec, const plan::Kern
   const int sharers = plan.column_warps;
   const int keys = plan.block_n / std::max(plan.key_warps, 1);
   const Factor type = FactorOf(spec.type);
-  const plan::StoredDims dims = plan.narrow_rows ? plan::StoredDimsOf(spec.dim_qk, spec.dim_v)
-                                                 : plan::StoredDims{spec.dim_qk, spec.dim_v};
+  const plan::StoredDims dims = plan::StoredDimsOf(plan.narrow_rows, spec.dim_qk, spec.dim_v);
   // Eight columns of ones behind V. Warpgroups that share rows have whole panels each.
   const bool ones_behind_v = plan.ones && type.bytes == 2;
   const int v_columns =

@@ -106,26 +106,28 @@ int64_t CombineSmemBytes(int warps, int warps_per_row, int64_t dim_v);
 // `resident` blocks on each multiprocessor, and there are keys to cut. A sequence's parts depend on
 // the rest of the batch, so batch_invariant has none.
 void OfferParts(const PlanRequest& request, int64_t resident, KernelPlan& plan);
+
+// Shared memory of attn_fwd_sm90, for the tiles, stages and flags of `plan`: panels of 64 columns
+// of Q, K, V and, with own_o, O, the barriers, rounded up to the 1024 bytes of a swizzle pattern.
+int64_t FwdSm90SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v,
+                         int64_t element_bytes = 2);
+
 // By how many columns rows of `columns` 16-bit elements, side by side, begin at most behind a
 // multiple of 16 bytes: MostShift of kernel_templates/core/math.cuh.
 inline int64_t MostShift(int64_t columns) {
   return columns % 8 == 0 ? 0 : 8 - (columns & -columns);
 }
 
-// Columns that rows of Q and K, and of V and O, have in the shared memory of attn_fwd_sm90 where
-// some are no multiples of 16 bytes: their neighbours' come with them.
+// Columns that rows of Q and K, and of V and O, have in the shared memory of attn_fwd_sm90. Where
+// they are no multiples of 16 bytes (`narrow`) their neighbours' come with them.
 struct StoredDims {
   int64_t qk;
   int64_t v;
 };
-inline StoredDims StoredDimsOf(int64_t dim_qk, int64_t dim_v) {
+inline StoredDims StoredDimsOf(bool narrow, int64_t dim_qk, int64_t dim_v) {
+  if (!narrow) return {dim_qk, dim_v};
   return {RoundUp(dim_qk + MostShift(dim_qk), 16), RoundUp(dim_v + MostShift(dim_v), 8)};
 }
-
-// Likewise of attn_fwd_sm90, for the tiles, stages and flags of `plan`: panels of 64 columns of Q,
-// K, V and, with own_o, O, the barriers, rounded up to the 1024 bytes of a swizzle pattern.
-int64_t FwdSm90SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v,
-                         int64_t element_bytes = 2);
 
 FamilyAnswer PlanFwdSm90(const PlanRequest& request);
 

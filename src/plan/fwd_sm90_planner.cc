@@ -107,8 +107,7 @@ bool HasNarrowDims(const AttentionSpec& spec) {
 }
 
 StoredDims DimsOf(const AttentionSpec& spec) {
-  return HasNarrowDims(spec) ? StoredDimsOf(spec.dim_qk, spec.dim_v)
-                             : StoredDims{spec.dim_qk, spec.dim_v};
+  return StoredDimsOf(HasNarrowDims(spec), spec.dim_qk, spec.dim_v);
 }
 
 // Whether heads of `dim` columns begin where MostShift(dim) says, in rows that bulk copies take.
@@ -338,11 +337,15 @@ constexpr Tile kShared = {.consumers = 2, .block_n = 64, .shares = true};
 constexpr Tile k320[] = {{2, 64}, {2, 48}, {2, 32, 1, 3}, {2, 32}, kShared};
 constexpr Tile kWide[] = {kShared, {.consumers = 2, .block_n = 32, .shares = true}};
 
+bool CanShareKeys(const AttentionSpec& spec) {
+  return spec.page_size == 0 && !IsE4m3(spec) && !HasNarrowDims(spec);
+}
+
 // Whether pairs of blocks that load keys for each other come first. Tiles of 64 rows read K and V
 // so often that L2 is the bound; with few of them the lockstep of a pair costs more.
 bool SharesKeysBest(const AttentionSpec& spec) {
   const int64_t dim = std::max(spec.dim_qk, spec.dim_v);
-  return spec.page_size == 0 && !IsE4m3(spec) && !HasNarrowDims(spec) &&
+  return CanShareKeys(spec) &&
          ((dim > kMaxOwnDimV && spec.seqlen_q > 2048) ||
           ((dim > 192 || (dim >= 128 && HasEqualTiles(spec))) && spec.seqlen_q > 8192));
 }
@@ -546,10 +549,9 @@ std::vector<Variant> VariantsFor(const AttentionSpec& spec) {
   const Variant shared_keys = {.persistent = true, .cluster = 2, .ping_pong = false};
   const Variant shared_turns = {.persistent = true, .cluster = 2, .ping_pong = true};
   std::vector<Variant> variants;
-  const bool can_share = spec.page_size == 0 && !IsE4m3(spec) && !HasNarrowDims(spec);
   const bool turns_share_best = !HasPolicies(spec) && dim == 128 && spec.window_left < 0 &&
                                 spec.seqlen_q >= 8192 && (!even || SharesKeysBest(spec));
-  if (turns_share_best && can_share) variants.push_back(shared_turns);
+  if (turns_share_best && CanShareKeys(spec)) variants.push_back(shared_turns);
   if (SharesKeysBest(spec)) variants.push_back(shared_keys);
   const bool is_short = spec.seqlen_q <= 2048;
   const bool take_turns = dim > 192  ? IsE4m3(spec) && long_rows
@@ -569,21 +571,17 @@ std::vector<Variant> VariantsFor(const AttentionSpec& spec) {
 
 int64_t FwdSm90SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v,
                          int64_t element_bytes) {
-  if (plan.narrow_rows) {
-    const StoredDims dims = StoredDimsOf(dim_qk, dim_v);
-    dim_qk = dims.qk;
-    dim_v = dims.v;
-  }
+  const StoredDims dims = StoredDimsOf(plan.narrow_rows, dim_qk, dim_v);
   const bool transposes = element_bytes == 1, shares = plan.column_warps > 1;
   const int64_t columns = kPanelRowBytes / element_bytes;
-  const int64_t panels_qk = CeilDiv(dim_qk, columns);
-  const int64_t panels_o = transposes ? CeilDiv(dim_v, kPanelColumns) : PanelsV(plan, dim_v);
+  const int64_t panels_qk = CeilDiv(dims.qk, columns);
+  const int64_t panels_o = transposes ? CeilDiv(dims.v, kPanelColumns) : PanelsV(plan, dims.v);
   // Of a stage: keys by columns, or transposed columns by keys, and V as it was loaded beside.
-  const int64_t rows_v = transposes  ? dim_v * CeilDiv(plan.block_n, columns)
-                         : plan.ones ? plan.block_n * CeilDiv(dim_v + kOnesColumns, columns)
+  const int64_t rows_v = transposes  ? dims.v * CeilDiv(plan.block_n, columns)
+                         : plan.ones ? plan.block_n * CeilDiv(dims.v + kOnesColumns, columns)
                                      : plan.block_n * panels_o;
   const int64_t raw =
-      transposes ? int64_t{plan.stages} * plan.block_n * CeilDiv(dim_v, columns) : 0;
+      transposes ? int64_t{plan.stages} * plan.block_n * CeilDiv(dims.v, columns) : 0;
   const int64_t weights = shares ? 2 * CeilDiv(plan.block_n, kPanelColumns) : 0;
   // Of a block of keys; a warpgroup has 64 rows of its own ones.
   const int64_t bias = int64_t{plan.staged_terms} * plan.consumers * kWarpgroupRows *
@@ -593,9 +591,8 @@ int64_t FwdSm90SmemBytes(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v,
                        (transposes && plan.ones ? kOnesColumns : 0);
   // A full and an empty barrier for Q of each 64 rows, o_read, tiles_done, a full and an empty
   // barrier for K, V and V as it was loaded of each stage and for the bias of each warpgroup;
-  // missing pieces of each stage and the
-  // range of tiles to repeat; a request to copy; what is known of rows that are shared; without its
-  // own O a member that takes a place.
+  // missing pieces of each stage and the range of tiles to repeat; a request to copy; what is known
+  // of rows that are shared; without its own O a member that takes a place.
   const int64_t barriers =
       8 * (2 + 2 * int64_t{plan.block_m / kWarpgroupRows} + 6 * int64_t{plan.stages} +
            2 * (plan.staged_terms > 0 ? plan.consumers : 1)) +

@@ -50,8 +50,8 @@ struct KernelPlan {
   int panel = 0;          // attn_fwd_simple: columns of K or V in shared memory at a time
   int stages = 0;         // tiles of K and of V in shared memory; attn_fwd_sm80: 1 or 2
   bool peeled = false;    // attn_fwd_sm80: a loop of its own for tiles that need no mask
-  bool narrow_rows =
-      false;             // attn_fwd_sm80, _sm90, _small: rows typically no multiples of 16 bytes
+  // attn_fwd_sm80, _sm90, _small: rows typically no multiples of 16 bytes
+  bool narrow_rows = false;
   int column_warps = 1;  // attn_fwd_sm80: warps that share rows, each with a part of O's columns;
                          // attn_fwd_sm90: warpgroups, all of `consumers` or 1
   int tf32_terms = 0;    // attn_fwd_sm80, fp32: products of TF32 for one of fp32, 1 or 3

@@ -191,8 +191,7 @@ absl::Status PackFwd(const device::DriverApi& api, const plan::KernelPlan& plan,
   }
   abi::FwdSm90Args out = {};
   const bool narrow = plan.narrow_rows;
-  const plan::StoredDims dims = narrow ? plan::StoredDimsOf(spec.dim_qk, spec.dim_v)
-                                       : plan::StoredDims{spec.dim_qk, spec.dim_v};
+  const plan::StoredDims dims = plan::StoredDimsOf(narrow, spec.dim_qk, spec.dim_v);
   const auto encode = [&](const auto& tensor, int64_t dim, int64_t rows, int64_t heads_of,
                           int64_t batch, int rows_of_box, abi::TensorMap* map, int columns) {
     if (!narrow) {
@@ -218,17 +217,15 @@ absl::Status PackFwd(const device::DriverApi& api, const plan::KernelPlan& plan,
   const bool o = narrow || Encode(api, spec::OutType(spec), args.o, spec.dim_v, q_rows,
                                   spec.heads_q, q_batch, kWarpgroupRows, &out.o);
   if (spec::ElementBytes(spec.type) == 1 && !(q && k && v)) {
-    const Tensor& wrong = !q ? args.q : !k ? args.k : args.v;
+    const auto& [name, wrong] = !q   ? std::pair<const char*, const Tensor&>("q", args.q)
+                                : !k ? std::pair<const char*, const Tensor&>("k", args.k)
+                                     : std::pair<const char*, const Tensor&>("v", args.v);
     const Strides& s = wrong.strides;
-    return absl::InvalidArgumentError(
-        absl::StrCat(!q   ? "q"
-                     : !k ? "k"
-                          : "v",
-                     ".data = 0x", absl::Hex(reinterpret_cast<uintptr_t>(wrong.data)),
-                     ", strides = ", s.batch, ",", s.seq, ",", s.head,
-                     ": must be multiples of 16: attn_fwd_sm90 copies 8-bit elements in no other "
-                     "way. A spec whose "
-                     "strides say so is served by another family"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, ".data = 0x", absl::Hex(reinterpret_cast<uintptr_t>(wrong.data)),
+        ", strides = ", s.batch, ",", s.seq, ",", s.head,
+        ": must be multiples of 16: attn_fwd_sm90 copies 8-bit elements in no other way. A spec "
+        "whose strides say so is served by another family"));
   }
   out.row_tiles = static_cast<uint32_t>(row_tiles);
   out.tiles = static_cast<uint32_t>(tiles);

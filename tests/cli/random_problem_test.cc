@@ -72,7 +72,7 @@ TEST_P(RandomProblemOfEachSpecTest, IsAValidCallWhoseResultIsFinite) {
   ASSERT_TRUE(ComputeOnHost(*problem, {}).ok());
   const absl::StatusOr<Accuracy> accuracy = CheckAccuracy(*problem, rows);
   ASSERT_TRUE(accuracy.ok()) << accuracy.status();
-  EXPECT_TRUE(accuracy->holds) << accuracy->ToString();
+  EXPECT_TRUE(accuracy->holds()) << accuracy->ToString();
   EXPECT_EQ(accuracy->rows, static_cast<int64_t>(rows.size()));
 }
 

@@ -72,7 +72,7 @@ TEST_P(EmulatedSweepTest, IsAccurateAndWithoutFaults) {
   const auto accuracy =
       cli::CheckAccuracy(*problem, rows, {.callables = one.callables, .threads = 1});
   ASSERT_TRUE(accuracy.ok()) << accuracy.status();
-  EXPECT_TRUE(accuracy->holds) << accuracy->ToString() << " " << accuracy->first_mismatch;
+  EXPECT_TRUE(accuracy->holds()) << accuracy->ToString() << " " << accuracy->first_mismatch;
 }
 
 INSTANTIATE_TEST_SUITE_P(Sweep, EmulatedSweepTest, testing::ValuesIn(Emulations()),

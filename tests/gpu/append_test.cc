@@ -265,7 +265,7 @@ TEST_F(GpuTest, MergedPartsAreTheAttentionOverAllKeys) {
         cli::CheckAccuracy(*problem, reference::AllRows(problem->spec(), problem->args()));
     ASSERT_TRUE(accuracy.ok()) << accuracy.status();
     if (part_type == ElementType::kFp32) {
-      EXPECT_TRUE(accuracy->holds) << accuracy->ToString();
+      EXPECT_TRUE(accuracy->holds()) << accuracy->ToString();
     } else {
       // Rounded once more than the bar allows for.
       EXPECT_LE(accuracy->o_relative, 2 * accuracy->o_relative_bar) << accuracy->ToString();

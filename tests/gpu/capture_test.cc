@@ -41,7 +41,7 @@ class CaptureTest : public GpuTest {
     const auto rows = reference::AllRows(problem.spec(), problem.args());
     const auto accuracy = cli::CheckAccuracy(problem, rows);
     ASSERT_TRUE(accuracy.ok()) << accuracy.status();
-    EXPECT_TRUE(accuracy->holds) << accuracy->ToString();
+    EXPECT_TRUE(accuracy->holds()) << accuracy->ToString();
   }
 };
 

@@ -132,7 +132,7 @@ TEST_P(WideStridesTest, Case01OffsetsBeyond32Bits) {
   }
   const auto accuracy = cli::CheckAccuracy(problem, rows);
   ASSERT_TRUE(accuracy.ok()) << accuracy.status();
-  EXPECT_TRUE(accuracy->holds) << accuracy->ToString();
+  EXPECT_TRUE(accuracy->holds()) << accuracy->ToString();
 }
 
 INSTANTIATE_TEST_SUITE_P(Dimensions, WideStridesTest,

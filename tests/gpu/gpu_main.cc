@@ -1,7 +1,7 @@
 // The GPU tests as a program:
 //   gpu_test [GoogleTest's flags] [--slow] [--sanitizer] [--results FILE] [--commit HASH]
-//   gpu_test --fuzz COUNT[@SEED] --gtest_filter='FuzzTest.*'   random problems, as many as asked
-//   for compute-sanitizer --tool memcheck gpu_test --sanitizer
+//   gpu_test --fuzz COUNT[@SEED] --gtest_filter='FuzzTest.*'   so many random problems
+//   compute-sanitizer --tool memcheck gpu_test --sanitizer
 // Exits with 1 when a test failed, also when it only could not write its results.
 #include <gtest/gtest.h>
 

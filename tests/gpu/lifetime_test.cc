@@ -36,7 +36,7 @@ void ExpectRight(const cli::HostProblem& problem) {
   const auto rows = reference::AllRows(problem.spec(), problem.args());
   const auto accuracy = cli::CheckAccuracy(problem, rows);
   ASSERT_TRUE(accuracy.ok()) << accuracy.status();
-  EXPECT_TRUE(accuracy->holds) << accuracy->ToString();
+  EXPECT_TRUE(accuracy->holds()) << accuracy->ToString();
 }
 
 class LifetimeTest : public GpuTest {

@@ -104,7 +104,7 @@ class OlderTargetTest : public GpuTest {
     const auto rows = reference::SampleRows(spec, problem->args(), 1024, /*seed=*/17);
     const auto accuracy = cli::CheckAccuracy(*problem, rows, {});
     ASSERT_TRUE(accuracy.ok()) << accuracy.status();
-    EXPECT_TRUE(accuracy->holds) << accuracy->ToString();
+    EXPECT_TRUE(accuracy->holds()) << accuracy->ToString();
   }
 };
 

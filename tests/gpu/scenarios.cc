@@ -41,7 +41,7 @@ absl::Status RunAndCheckHere(Runtime& runtime, const AttentionSpec& spec) {
   const auto rows = reference::AllRows(problem->spec(), problem->args());
   const auto accuracy = cli::CheckAccuracy(*problem, rows);
   if (!accuracy.ok()) return accuracy.status();
-  return accuracy->holds ? absl::OkStatus() : absl::InternalError(accuracy->ToString());
+  return accuracy->holds() ? absl::OkStatus() : absl::InternalError(accuracy->ToString());
 }
 
 // The same with the primary context made current.

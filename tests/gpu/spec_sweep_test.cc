@@ -158,7 +158,7 @@ void CheckOnHost(const SweepCase& one, int64_t row_limit) {
   FillFromReference(*problem, rows, *plain);
   const auto accuracy = cli::CheckAccuracy(*problem, rows, options);
   ASSERT_TRUE(accuracy.ok()) << accuracy.status();
-  EXPECT_TRUE(accuracy->holds) << accuracy->ToString();
+  EXPECT_TRUE(accuracy->holds()) << accuracy->ToString();
   // With every row filled, the guards and the poison are satisfied as well.
   if (rows.size() == reference::AllRows(one.spec, problem->args()).size()) {
     EXPECT_EQ(CheckWrites(*problem), "");
@@ -237,14 +237,14 @@ TEST(SpecSweepTest, WrongAnswersAreCaught) {
   ASSERT_TRUE(exact.ok()) << exact.status();
   FillFromReference(*problem, rows, *exact);
   ASSERT_EQ(CheckWrites(*problem), "");
-  ASSERT_TRUE(cli::CheckAccuracy(*problem, rows)->holds);
+  ASSERT_TRUE(cli::CheckAccuracy(*problem, rows)->holds());
 
   auto* o = static_cast<std::byte*>(problem->args().o.data);
   const std::byte first = o[0], second = o[1];
   // An element that was never written.
   o[0] = o[1] = kPoison;
   EXPECT_NE(CheckWrites(*problem).find("was not written"), std::string::npos);
-  EXPECT_FALSE(cli::CheckAccuracy(*problem, rows)->holds);
+  EXPECT_FALSE(cli::CheckAccuracy(*problem, rows)->holds());
   o[0] = first;
   o[1] = second;
   // A byte before the first element, and one between two rows (rows are 64 elements, 65 apart).
@@ -255,7 +255,7 @@ TEST(SpecSweepTest, WrongAnswersAreCaught) {
   }
   // A row of another query.
   std::copy(o + 5 * 130, o + 5 * 130 + 128, o);
-  EXPECT_FALSE(cli::CheckAccuracy(*problem, rows)->holds);
+  EXPECT_FALSE(cli::CheckAccuracy(*problem, rows)->holds());
 }
 
 }  // namespace

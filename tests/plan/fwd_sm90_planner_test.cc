@@ -70,7 +70,7 @@ TEST(FwdSm90PlannerTest, PlansAreFeasible) {
           EXPECT_LE((plan.smem_bytes + row.smem_reserved_per_block) * std::max(plan.blocks, 1),
                     row.smem_per_sm);
           // O over Q needs a Q at least as wide, and over V it would lie on the ones.
-          const StoredDims dims = narrow ? StoredDimsOf(dim_qk, dim_v) : StoredDims{dim_qk, dim_v};
+          const StoredDims dims = StoredDimsOf(narrow, dim_qk, dim_v);
           const int64_t panels_v = RoundUp(CeilDiv(dims.v, 64), plan.column_warps);
           EXPECT_TRUE(plan.own_o || plan.over_v || panels_v <= CeilDiv(dims.qk, 64));
           EXPECT_TRUE(!plan.over_v || plan.stages * plan.block_n >= plan.block_m);

@@ -79,6 +79,38 @@ def need_dense(name, array, *shapes):
         )
 
 
+def need_page_table(table, batch, slots):
+    """Raises unless it is [batch, pages]; with `slots` it has rows of more or fewer sequences."""
+    ok = len(table.shape) == 2 and (slots or table.shape[0] == batch)
+    if not ok or (table.shape[1] > 1 and table.strides[1] != 1):
+        raise _c.InvalidArgumentError(
+            f"page_table has shape {tuple(table.shape)} and strides {tuple(table.strides)}: must be [batch, pages]"
+            f" with a batch of {batch} and the pages of a sequence side by side"
+        )
+
+
+def kv_scale_kind(scales, blocks, tokens, heads):
+    """The kind of the scales of K and V that are given, by name; None without any. A cache, or its pages, has so many
+    blocks of so many tokens. Raises where they fit neither it nor one another."""
+    kinds = set()
+    for name, scale in scales.items():
+        if len(scale.shape) != 3:
+            need_dense(name, scale, (), (1,), (heads,))
+            kinds.add(_c.SCALE_PER_TENSOR if scale.shape in ((), (1,)) else _c.SCALE_PER_HEAD)
+            continue
+        kinds.add(_c.SCALE_PER_TOKEN)
+        wanted = (blocks, heads, tokens)
+        if tuple(scale.shape) != wanted:
+            raise _c.InvalidArgumentError(
+                f"{name} has shape {tuple(scale.shape)}: must be {wanted}, [batch or page, head, token]"
+            )
+    if len(kinds) > 1:
+        raise _c.InvalidArgumentError(
+            "k_scale and v_scale are of different kinds: must both be one number, or one for each head or token"
+        )
+    return kinds.pop() if kinds else None
+
+
 def package_of(array):
     return type(array).__module__.partition(".")[0]
 

@@ -81,33 +81,10 @@ def _check_append(given, packed):
     if "ticket" in given:
         _arrays.need_dense("ticket", given["ticket"], (), (1,))
     if "page_table" in given:
-        table = given["page_table"]
-        ok = len(table.shape) == 2 and (slots or table.shape[0] == batch)
-        if not ok or (table.shape[1] > 1 and table.strides[1] != 1):
-            raise _c.InvalidArgumentError(
-                f"page_table has shape {tuple(table.shape)} and strides {tuple(table.strides)}: must be [batch, pages]"
-                f" with a batch of {batch} and the pages of a sequence side by side"
-            )
+        _arrays.need_page_table(given["page_table"], batch, slots)
     elif not slots and cache.shape[0] < batch:
         raise _c.InvalidArgumentError(
             f"k_cache has {cache.shape[0]} sequences: must have {batch}"
-        )
-    kinds = {}
-    for name in ("k_scale", "v_scale"):
-        if name not in given:
-            continue
-        scale = given[name]
-        kinds[name] = len(scale.shape) if scale.shape != (1,) else 0
-        if len(scale.shape) != 3:
-            _arrays.need_dense(name, scale, (), (1,), (new.shape[-2],))
-        elif tuple(scale.shape) != (cache.shape[0], cache.shape[2], cache.shape[1]):
-            raise _c.InvalidArgumentError(
-                f"{name} has shape {tuple(scale.shape)}: must be"
-                f" {(cache.shape[0], cache.shape[2], cache.shape[1])}, [batch or page, head, token]"
-            )
-    if len(set(kinds.values())) > 1:
-        raise _c.InvalidArgumentError(
-            "k_scale and v_scale are of different kinds: must both be one number, or one for each head or token"
         )
     if "cos" in given and "sin" in given:
         tables = given["cos"], given["sin"]
@@ -210,18 +187,16 @@ def append(
     if "cos" in given:
         spec.rotary_table = given["cos"].type
         args.rotary_stride = given["cos"].strides[0]
-    for name in ("k_scale", "v_scale"):
-        if name not in given:
-            continue
-        _need(name, given[name], _c.FP32)
-        shape = given[name].shape
-        if len(shape) == 3:
-            spec.cache_scale = _c.SCALE_PER_TOKEN
+    scales = {name: given[name] for name in ("k_scale", "v_scale") if name in given}
+    for name, scale in scales.items():
+        _need(name, scale, _c.FP32)
+    kind = _arrays.kv_scale_kind(scales, *cache.shape[:3])
+    if kind is not None:
+        spec.cache_scale = kind
+    if kind == _c.SCALE_PER_TOKEN:
+        for name, scale in scales.items():
             for axis in range(3):
-                getattr(args, f"{name}_strides")[axis] = given[name].strides[axis]
-        else:
-            per_tensor = tuple(shape) in ((), (1,))
-            spec.cache_scale = _c.SCALE_PER_TENSOR if per_tensor else _c.SCALE_PER_HEAD
+                getattr(args, f"{name}_strides")[axis] = scale.strides[axis]
     for name in names:
         if name not in given:
             continue

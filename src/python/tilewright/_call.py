@@ -5,7 +5,7 @@ import ctypes
 import dataclasses
 
 from . import _c
-from ._arrays import INT64, need_dense
+from ._arrays import INT64, kv_scale_kind, need_dense, need_page_table
 from ._runtime import default_runtime
 
 _ORDERS = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}
@@ -368,13 +368,8 @@ class Call:
         table = arrays.get("page_table")
         if table is None:
             return
-        slots = arrays.get("cache_batch_idx") is not None  # rows of more or fewer sequences
-        ok = len(table.shape) == 2 and (slots or table.shape[0] == self.args.batch)
-        if not ok or (table.shape[1] > 1 and table.strides[1] != 1):
-            raise _c.InvalidArgumentError(
-                f"page_table has shape {tuple(table.shape)} and strides {tuple(table.strides)}: must be [batch, pages]"
-                f" with a batch of {self.args.batch} and the pages of a sequence side by side"
-            )
+        slots = arrays.get("cache_batch_idx") is not None
+        need_page_table(table, self.args.batch, slots)
         if self.args.seqlen_kv > table.shape[1] * self.spec.page_size:
             raise _c.InvalidArgumentError(
                 f"max_seqlen_kv = {self.args.seqlen_kv}: must be at most {table.shape[1] * self.spec.page_size}, which"
@@ -413,34 +408,19 @@ class Call:
             args.block_mask_strides[axis] = 0 if blocks.shape[axis] == 1 else blocks.strides[axis]
 
     def _kv_scales(self, arrays):
-        spec, args = self.spec, self.args
-        kinds = set()
-        for name in ("k_scale", "v_scale"):
-            scale = arrays.get(name)
-            if scale is None:
-                continue
+        names = ("k_scale", "v_scale")
+        scales = {name: arrays[name] for name in names if arrays.get(name) is not None}
+        for name, scale in scales.items():
             _need(name, scale, _c.FP32)
-            if len(scale.shape) != 3:
-                need_dense(name, scale, (), (1,), (spec.heads_kv,))
-                per_tensor = scale.shape in ((), (1,))
-                kinds.add(_c.SCALE_PER_TENSOR if per_tensor else _c.SCALE_PER_HEAD)
-                continue
-            # [batch or page, head, token]
-            kinds.add(_c.SCALE_PER_TOKEN)
-            blocks, tokens, heads, _ = self._kv_shape
-            wanted = (blocks, heads, tokens)
-            if tuple(scale.shape) != wanted:
-                raise _c.InvalidArgumentError(
-                    f"{name} has shape {tuple(scale.shape)}: must be {wanted}, [batch or page, head, token]"
-                )
+        kind = kv_scale_kind(scales, *self._kv_shape[:3])
+        if kind is None:
+            return
+        self.spec.kv_scale = kind
+        if kind != _c.SCALE_PER_TOKEN:
+            return
+        for name, scale in scales.items():
             for axis in range(3):
-                getattr(args, f"{name}_strides")[axis] = 0 if scale.shape[axis] == 1 else scale.strides[axis]
-        if len(kinds) > 1:
-            raise _c.InvalidArgumentError(
-                "k_scale and v_scale are of different kinds: must both be one number, or one for each head or token"
-            )
-        if kinds:
-            spec.kv_scale = kinds.pop()
+                getattr(self.args, f"{name}_strides")[axis] = 0 if scale.shape[axis] == 1 else scale.strides[axis]
 
     def _snippets(self, options, snippet_arrays):
         spec = self.spec
