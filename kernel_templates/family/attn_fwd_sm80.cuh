@@ -295,7 +295,12 @@ __device__ __forceinline__ void AttendTile(SharedStorage<Config>& shared, u32& c
   __syncthreads();
   if constexpr (Config::kSplit) {
     if (params.parts.parts > 1) {
-      core.StorePart(problem, q_begin, shared.tile.part, params);
+      const i64 q_end = RowsEnd<Config>(problem, q_begin);
+      const BlockRange blocks =
+          PartOf(Config::Mask::NBlocks(problem, q_begin, q_end, Config::kBlockN, params),
+                 shared.tile.part, params.parts.parts);
+      core.StorePart(problem, q_begin, shared.tile.part,
+                     {blocks.begin * Config::kBlockN, blocks.end * Config::kBlockN}, params);
       return;
     }
   }

@@ -13,7 +13,7 @@
 #include "core/math.cuh"
 #include "core/problem.cuh"
 #include "core/types.cuh"
-#include "mma/cut_off.cuh"
+#include "mma/exact_lse.cuh"
 #include "mma/half_products.cuh"
 #include "mma/part_rows.cuh"
 #include "mma/score_tile.cuh"
@@ -177,28 +177,32 @@ struct HalfRows {
   __device__ __forceinline__ void Finish(Element* qo, const Problem& problem, i64 q_begin,
                                          const Params& params, int shift = 0) {
     const float sink = Config::Sink::Logit(problem, params);
+    if constexpr (kStoresLse) {
+      const i64 row_begin = q_begin + FirstRow();
+      float lse[kMTiles][2];
+#pragma unroll
+      for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          lse[m][r] = FinishRow(softmax.reference[m][r], QuadSum(softmax.sum[m][r]), sink).lse;
+        }
+      }
+      StoreLse<Config, Ops, kCuts>(lse, problem, row_begin, sink, params);
+    }
     float sums[kMTiles][2];
     GetSums(sums);
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float reference = softmax.reference[m][r];
         SoftmaxEnd end;
         if constexpr (kHasSink) {
-          end = FinishRow(reference, sums[m][r], sink);
+          end = FinishRow(softmax.reference[m][r], sums[m][r], sink);
         } else {
           // The approximation is off by the last bit of fp32, and O is rounded to 16.
           const bool empty = sums[m][r] == 0;
           const float scale = ptx::rcp_approx_ftz(sums[m][r]);
           end = {empty && !kAllAlike, kAllAlike && empty ? 0.f : scale, 0};
-        }
-        if constexpr (kStoresLse) {
-          const i64 i = q_begin + FirstRow() + RowOf(m, 2 * r);
-          const float lse = FinishRow(reference, QuadSum(softmax.sum[m][r]), sink).lse;
-          if (threadIdx.x % 4 == 0 && i < problem.seqlen_q)
-            Config::Lse::Store(WithCutOff<Config>(lse, kLostPlaces<kCuts>, params), problem, i,
-                               params);
         }
         Element* const row = qo + RowOf(m, 2 * r) * kPitchQo;
         if constexpr (kVShift > 0) {
@@ -223,11 +227,12 @@ struct HalfRows {
   // The same for a part of the keys, for attn_combine to merge.
   template <class Params>
   __device__ __forceinline__ void StorePart(const Problem& problem, i64 q_begin, i64 part,
-                                            const Params& params, int shift = 0) {
+                                            const KeyInterval& keys, const Params& params,
+                                            int shift = 0) {
     float sums[kMTiles][2];
     GetSums(sums);
-    StorePartRows<Config, kVTiles, kCuts>(o, sums, softmax, problem, q_begin + FirstRow(), part,
-                                          params, shift);
+    StorePartRows<Config, Ops, kVTiles, kCuts>(o, sums, softmax, problem, q_begin + FirstRow(),
+                                               part, keys, params, shift);
   }
 
  private:
@@ -291,8 +296,8 @@ struct HalfCore : HalfRows<Config, Config::kBlockN, IsForNarrowRows<Config>> {
   }
   template <class Params>
   __device__ __forceinline__ void StorePart(const Problem& problem, i64 q_begin, i64 part,
-                                            const Params& params) {
-    Rows::StorePart(problem, q_begin, part, params, ShiftOfV());
+                                            const KeyInterval& keys, const Params& params) {
+    Rows::StorePart(problem, q_begin, part, keys, params, ShiftOfV());
   }
 
   // Puts Q, which has been copied with `shift`, where K lies.

@@ -106,10 +106,8 @@ struct ScoreOperands {
 };
 
 // d += A B^T over kSteps * 16 columns of both. The operands of a step are loaded ahead of the
-// products of the one before. Where kStepsOfSum are fewer, the sums of so many steps are added to d
-// by ordinary additions (mma/cut_off.cuh).
-template <class Ops, int kSteps, int kPitchA, int kPitchB, int kStepsOfSum = kSteps, int kMTiles,
-          int kNTiles>
+// products of the one before.
+template <class Ops, int kSteps, int kPitchA, int kPitchB, int kMTiles, int kNTiles>
 __device__ __forceinline__ void ScoreSteps(float (&d)[kMTiles][kNTiles][4], unsigned a_address,
                                            unsigned b_address) {
   constexpr int kBytes = sizeof(typename Ops::Element);
@@ -133,9 +131,6 @@ __device__ __forceinline__ void ScoreSteps(float (&d)[kMTiles][kNTiles][4], unsi
     }
   };
   load(0, 0);
-  constexpr bool kAdds = kStepsOfSum < kSteps;
-  float part[kAdds ? kMTiles : 1][kAdds ? kNTiles : 1][4];
-  ClearTile(part);
 // As much at once as compiles quickly.
 #pragma unroll(kSteps <= 16 ? kSteps : 4)
   for (int step = 0; step < kSteps; ++step) {
@@ -145,15 +140,7 @@ __device__ __forceinline__ void ScoreSteps(float (&d)[kMTiles][kNTiles][4], unsi
     for (int n = 0; n < kNTiles; ++n) {
 #pragma unroll
       for (int m = 0; m < kMTiles; ++m) {
-        float(&sum)[4] = kAdds ? part[kAdds ? m : 0][kAdds ? n : 0] : d[m][n];
-        Ops::Multiply(sum, at.a[m], at.b[n / 2][n % 2 * 2], at.b[n / 2][n % 2 * 2 + 1]);
-        if (kAdds && ((step + 1) % kStepsOfSum == 0 || step + 1 == kSteps)) {
-#pragma unroll
-          for (int c = 0; c < 4; ++c) {
-            d[m][n][c] += sum[c];
-            sum[c] = 0;
-          }
-        }
+        Ops::Multiply(d[m][n], at.a[m], at.b[n / 2][n % 2 * 2], at.b[n / 2][n % 2 * 2 + 1]);
       }
     }
   }

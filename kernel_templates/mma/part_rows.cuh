@@ -2,7 +2,7 @@
 #ifndef TILEWRIGHT_MMA_PART_ROWS_CUH_
 #define TILEWRIGHT_MMA_PART_ROWS_CUH_
 
-#include "mma/cut_off.cuh"
+#include "mma/exact_lse.cuh"
 #include "mma/score_tile.cuh"
 #include "policy/parts.cuh"
 
@@ -10,24 +10,33 @@ namespace tilewright {
 
 // Writes the first kVTiles tiles of O, divided by `sums`, fp32, and the part's LSE; of a row that
 // saw no key the LSE only. `row_begin` is the warp's first row; columns lie `shift` further on in
-// O.
-template <class Config, int kVTiles, int kCuts, int kMTiles, int kAllTiles, class Params>
+// O. The part's keys are `keys`.
+template <class Config, class Ops, int kVTiles, int kCuts, int kMTiles, int kAllTiles, class Params>
 __device__ __forceinline__ void StorePartRows(const float (&o)[kMTiles][kAllTiles][4],
                                               const float (&sums)[kMTiles][2],
                                               const SoftmaxState<kMTiles>& softmax,
                                               const Problem& problem, i64 row_begin, i64 part,
-                                              const Params& params, int shift = 0) {
+                                              const KeyInterval& keys, const Params& params,
+                                              int shift = 0) {
+  float lse[kMTiles][2];
+#pragma unroll
+  for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      lse[m][r] = FinishRow(softmax.reference[m][r], QuadSum(softmax.sum[m][r]), -Infinity()).lse;
+    }
+  }
+  MendLse<Config, Ops, kCuts>(lse, problem, row_begin, keys, -Infinity(), params);
 #pragma unroll
   for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float reference = softmax.reference[m][r];
       const SoftmaxEnd end = FinishRow(reference, sums[m][r], -Infinity());
-      const float lse = FinishRow(reference, QuadSum(softmax.sum[m][r]), -Infinity()).lse;
       const i64 i = row_begin + RowOf(m, 2 * r);
       if (i >= problem.seqlen_q) continue;
       const PartRow row = PartRowAt(problem, i, part, params.parts);
-      if (threadIdx.x % 4 == 0) *row.lse = WithCutOff<Config>(lse, kLostPlaces<kCuts>, params);
+      if (threadIdx.x % 4 == 0) *row.lse = lse[m][r];
       if (end.empty) continue;
 #pragma unroll
       for (int n = 0; n < kVTiles; ++n) {

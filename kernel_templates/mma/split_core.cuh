@@ -13,7 +13,7 @@
 #include "core/problem.cuh"
 #include "core/types.cuh"
 #include "mma/copy_barriers.cuh"
-#include "mma/cut_off.cuh"
+#include "mma/exact_lse.cuh"
 #include "mma/half_products.cuh"
 #include "mma/score_tile.cuh"
 #include "mma/tile_copy.cuh"
@@ -35,13 +35,7 @@ struct SplitCore {
   static constexpr int kMTiles = Config::kRowsPerWarp / 16;
   static constexpr int kQkSteps = RoundUp(Config::kHeadDimQk, 16) / 16;
   static constexpr bool kStoresLse = !kIsSame<typename Config::Lse, LseNone>;
-  // Instructions that cut a score off, in a row. With 32 rows a warp there are no registers for
-  // second sums.
-  static constexpr int kOfStep = Config::kTuring ? 2 : 1;
-  static constexpr int kSums =
-      kStoresLse && kMTiles == 1 ? (kQkSteps * kOfStep + kMostCuts - 1) / kMostCuts : 1;
-  static constexpr int kStepsOfSum = (kQkSteps + kSums - 1) / kSums;
-  static constexpr int kCuts = kStepsOfSum * kOfStep;
+  static constexpr int kCuts = Config::kTuring ? 2 * kQkSteps : kQkSteps;  // of a score
   static constexpr int kVTiles = RoundUp(Config::kHeadDimV, kVStep) / kVStep;
   static constexpr int kScoreKeys = Config::kBlockN / kParts;
   // Steps of 16 keys whose weights a warp has in registers.
@@ -93,7 +87,7 @@ struct SplitCore {
 
   __device__ __forceinline__ void Scores(ScoreTile& scores, int stage) const {
     ClearTile(scores);
-    ScoreSteps<Ops, kQkSteps, Shared::kPitchQo, Shared::kPitchQk, kStepsOfSum>(
+    ScoreSteps<Ops, kQkSteps, Shared::kPitchQo, Shared::kPitchQk>(
         scores, AddressOfRows(&shared.qo[FirstRow()][0], Shared::kPitchQo),
         AddressOfColumns(&shared.k[stage][FirstKey()][0], Shared::kPitchQk));
   }
@@ -225,12 +219,6 @@ struct SplitCore {
       for (int r = 0; r < 2; ++r) {
         const int row = FirstRow() + RowOf(m, 2 * r);
         const float reference = softmax.reference[m][r];
-        if constexpr (kStoresLse) {
-          const float lse = FinishRow(reference, sums[m][r], sink).lse;
-          if (Part() == 0 && threadIdx.x % 4 == 0 && q_begin + row < problem.seqlen_q)
-            Config::Lse::Store(WithCutOff<Config>(lse, kLostPlaces<kCuts>, params), problem,
-                               q_begin + row, params);
-        }
         const SoftmaxEnd end =
             FinishRow(reference, kHasRowSums ? divisors[m][r] : sums[m][r], sink);
         StoreFragments<Ops, kVTiles>(&shared.qo[row][Part() * kVTiles * 8], o[m], r, end);
@@ -241,6 +229,19 @@ struct SplitCore {
     const int first_row = FirstRow() + Part() * kRows;
     StoreTileOfRows<Config>(&shared.qo[first_row][0], Shared::kPitchQo, q_begin + first_row, kRows,
                             problem, params);
+    if constexpr (kStoresLse) {
+      if (Part() == 0) {
+        float lse[kMTiles][2];
+#pragma unroll
+        for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            lse[m][r] = FinishRow(softmax.reference[m][r], sums[m][r], sink).lse;
+          }
+        }
+        StoreLse<Config, Ops, kCuts>(lse, problem, q_begin + FirstRow(), sink, params);
+      }
+    }
   }
 
  private:

@@ -191,6 +191,9 @@ std::vector<Scenario> Scenarios() {
       // take
       // that nobody has searched for their maximum.
       {"fwd bf16 b=1 h=1 s=130/400 d=64 scale=40 lse"},
+      // Rows with an LSE from exact scores.
+      {"fwd bf16 b=1 h=1 s=40/90 d=264/16 lse scale=6"},
+      {"fwd fp16 b=1 h=2/1 s=40/70 d=120 lse scale=3.1 sinks"},
       {"fwd bf16 b=1 h=2/1 s=130/400 d=72 scale=40 causal"},
       {"fwd fp16 b=1 h=3/1 s=129/200 d=128 causal lse"},
       {"fwd bf16 b=1 h=1 s=70/37 d=64 causal lse"},
