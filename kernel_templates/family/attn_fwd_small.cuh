@@ -746,16 +746,22 @@ struct Attention {
     const HeadPolicies<Kept, Params> policies(problem, params);
     const i64 row = i64{place.m} * Config::kBlockM + Rows<Config>::FirstRow();
     constexpr int kStride = Config::kTeams * Config::kStepKeys;
+    // Tiles of rows one after the other where making terms takes no time to speak of: policies of
+    // elements are much code.
+    constexpr int kTogether = Config::kPackedTerms ? kMTiles : 1;
     int key = team * Config::kStepKeys;
     const BiasTouch<Config> touch(problem, row, params);
     u32 before = touch.Read(key);
 #pragma unroll 1
     for (; key < Config::kTermKeys; key += kStride) {
       const u32 next = touch.Read(key + kStride);
-      Scores terms_of_step;
-      ClearTile(terms_of_step);
-      ApplyPolicies<Kept>(terms_of_step, policies, problem, row, key, false, params);
-      StoreTerms(terms, terms_of_step, key / Config::kStepKeys * kStepTerms);
+#pragma unroll 1
+      for (int m = 0; m < kMTiles; m += kTogether) {
+        float terms_of_step[kTogether][kNTiles][4];
+        ClearTile(terms_of_step);
+        ApplyPolicies<Kept>(terms_of_step, policies, problem, row + m * 16, key, false, params);
+        StoreTerms(terms, terms_of_step, m, key / Config::kStepKeys * kStepTerms);
+      }
       ptx::Opaque(before);
       before = next;
     }
@@ -772,17 +778,19 @@ struct Attention {
   __device__ __forceinline__ int FirstTerm(int step) const {
     return visit.n * (Config::kBlockN / 8 / kTermTiles) + step * kStepTerms;
   }
-  static __device__ __forceinline__ void StoreTerms(Term (*terms)[32], const Scores& scores,
-                                                    int first) {
+  template <int kTogether>
+  static __device__ __forceinline__ void StoreTerms(Term (*terms)[32],
+                                                    const float (&scores)[kTogether][kNTiles][4],
+                                                    int first_tile, int first) {
 #pragma unroll
-    for (int m = 0; m < kMTiles; ++m) {
+    for (int m = 0; m < kTogether; ++m) {
       if constexpr (Config::kPackedTerms) {
 #pragma unroll
         for (int n = 0; n < kNTiles; n += 2) {
           const float(&s)[4] = scores[m][n];
           const float(&t)[4] = scores[m][n + 1];
           using Ops = typename Rows<Config>::Ops;
-          TermOf(terms, m,
+          TermOf(terms, first_tile + m,
                  first + n / kTermTiles) = {{Ops::Pack(s[1], s[0]), Ops::Pack(s[3], s[2]),
                                              Ops::Pack(t[1], t[0]), Ops::Pack(t[3], t[2])}};
         }
@@ -790,7 +798,7 @@ struct Attention {
 #pragma unroll
         for (int n = 0; n < kNTiles; ++n) {
           const float(&s)[4] = scores[m][n];
-          TermOf(terms, m, first + n / kTermTiles) = {
+          TermOf(terms, first_tile + m, first + n / kTermTiles) = {
               {BitsOfFloat(s[0]), BitsOfFloat(s[1]), BitsOfFloat(s[2]), BitsOfFloat(s[3])}};
         }
       }
