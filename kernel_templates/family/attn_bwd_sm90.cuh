@@ -27,7 +27,8 @@
 // Warps     Warpgroup 0 loads: thread 0 by tensor maps, warp 1 the row statistics and what maps do
 //           not describe; warp 2 adds dQ to memory or, where blocks take turns, shares the work of
 //           warp 1; warp 3 finds tiles. Warpgroups 1 and 2 compute. Of dQ each has 64 rows or,
-//           where kBlockM is 64, 64 columns.
+//           where kBlockM is 64, kDqColumns columns: K's second panel begins with those of
+//           warpgroup 1, and repeats the columns between them and the 64th.
 // Barriers  tile_full[t]   warp 3
 //           tile_empty[t]  warps 0 to 2 each, and a computing warp each, when its sums are in
 //                          memory
@@ -126,10 +127,15 @@ struct Shape {
   static constexpr int kSumsV = Config::kHeadDimV / 2;
   // Statistics that a lane reads at a time; of 128 rows more would spill.
   static constexpr int kLaneRows = Config::kBlockM > kPanelColumns ? 2 : 4;
-  // Warpgroups share dQ by rows; with one panel of rows, by panels of columns.
+  // Warpgroups share dQ by rows; with one panel of rows, by columns.
   static constexpr bool kByRows = Config::kBlockM > kPanelColumns;
   static constexpr int kQkTiles = Config::kHeadDimQk / 8;  // of 8 columns
-  static constexpr int kDqTiles = kByRows ? kQkTiles : kPanelColumns / 8;
+  static constexpr int kDqTiles = Config::kDqColumns / 8;
+  // From the first column of K's first panel to that of the second one, where a warpgroup's columns
+  // of dQ begin.
+  static constexpr int kPanelStepK = kByRows ? kPanelColumns : Config::kDqColumns;
+  // Of a warp's place for dQ, which 16 rows of dK or dV go through too.
+  static constexpr int kPlaceTiles = kByRows ? (kDqTiles > 4 ? kDqTiles : 4) : kPanelColumns / 8;
   static constexpr int kFloatsOfDqTile = Config::kBlockM * kQkTiles * 8;
   static constexpr int kFloatsOfFragment = 128;
   // Of K and V in a thread's registers. An array has at least one word.
@@ -164,8 +170,8 @@ struct alignas(1024) SharedStorage {
   u16 q[Config::kStages][Shape<Config>::kPanelsQk][Config::kBlockM][kPanelColumns];
   u16 d_o[Config::kStages][Shape<Config>::kPanelsV][Config::kBlockM][kPanelColumns];
   u16 ds[kDsStages][Shape<Config>::kPanelsM][Config::kBlockN][kPanelColumns];
-  alignas(16) float dq[Shape<Config>::kConsumerWarps][(
-      Shape<Config>::kDqTiles > 4 ? Shape<Config>::kDqTiles : 4)][Shape<Config>::kFloatsOfFragment];
+  alignas(16) float dq[Shape<Config>::kConsumerWarps][Shape<Config>::kPlaceTiles]
+                      [Shape<Config>::kFloatsOfFragment];
   alignas(16) float lse[kStatsStages][Config::kBlockM];
   alignas(16) float delta[kStatsStages][Config::kBlockM];
   RowLimits limits[Shape<Config>::kLimitsInShared ? Shape<Config>::kConsumerThreads : 1];
@@ -403,18 +409,19 @@ struct Consumer : ConsumerBase<Config, Params> {
 
   // The first columns of this warp's 16 rows of a tile, as a product wants its first factor.
   // Returns what hangs on all of them, for ptx/mbarrier_behind.cuh.
-  template <int kWords>
+  template <int kPanelStep, int kWords>
   __device__ __forceinline__ u32 Keep(u32 (&kept)[kWords],
                                       const u16 (*panels)[Config::kBlockN][kPanelColumns]) const {
     const int number = static_cast<int>(ptx::Opaque(thread));
     const int row = first_key + number / 32 * 16 + number % 16;
-    // A row starts on a multiple of 128 bytes: the swizzle of a chunk is one exclusive or.
-    const u32 first = ptx::SharedAddress(&panels[0][row][(number % 32 / 16 ^ row % 8) * 8]);
+    const u32 first = ptx::SharedAddress(&panels[0][row][0]);
     u32 read = 0;
 #pragma unroll
     for (int step = 0; step < kWords / 4; ++step) {
+      // The swizzle of a chunk is one exclusive or.
+      const int panel = step / 4, chunk = (16 * step - panel * kPanelStep) / 8 + number % 32 / 16;
       u32 words[4];
-      ptx::ldmatrix_x4(words, (first ^ step % 4 * 32) + step / 4 * Config::kBlockN * kRowBytes);
+      ptx::ldmatrix_x4(words, first + panel * Config::kBlockN * kRowBytes + (chunk ^ row % 8) * 16);
 #pragma unroll
       for (int n = 0; n < 4; ++n) kept[4 * step + n] = words[n];
       read |= words[0];
@@ -427,11 +434,11 @@ struct Consumer : ConsumerBase<Config, Params> {
     if constexpr (Config::kKeptK > 0) {
       const int place = tiles % kTileStages;
       Wait(shared.k_full[place], tiles / kTileStages % 2);
-      Keep(kept_k, shared.k[place]);
+      Keep<S::kPanelStepK>(kept_k, shared.k[place]);
     }
     if constexpr (Config::kKeptV > 0) {
       Wait(shared.v_full, tiles % 2);
-      const u32 read = Keep(kept_v, shared.v);
+      const u32 read = Keep<kPanelColumns>(kept_v, shared.v);
       __syncwarp();
       if (this->lane() == 0) {
         ptx::mbarrier_arrive_behind(ptx::SharedAddress(&shared.v_empty), read);
@@ -759,8 +766,8 @@ struct TileLoader : Loader<Config, Params> {
     const u64& full = shared.k_full[Place()];
     Wait(shared.k_empty[Place()], Parity() ^ 1);
     ptx::mbarrier_arrive_expect_tx(ptx::SharedAddress(&full), S::kBytesK);
-    Base::template LoadPanels<S::kPanelsQk>(shared.k[Place()], &params.sm90.k, full, tile.kv_begin,
-                                            tile.head_kv, tile.batch);
+    Base::template LoadPanels<S::kPanelsQk, S::kPanelStepK>(
+        shared.k[Place()], &params.sm90.k, full, tile.kv_begin, tile.head_kv, tile.batch);
   }
   __device__ __forceinline__ void LoadVByMap(const KeyTile& tile) const {
     if (KeysByThreads()) return;
@@ -836,7 +843,7 @@ struct TileLoader : Loader<Config, Params> {
     if (!KeysByThreads()) return;
     Wait(shared.k_empty[Place()], Parity() ^ 1);
     const abi::AttnFwdParams& core = params.core;
-    CopyTile<S::kCopyThreads, Config::kHeadDimQk, S::kPanelsQk>(
+    CopyTile<S::kCopyThreads, Config::kHeadDimQk, S::kPanelsQk, S::kPanelStepK>(
         shared.k[Place()],
         Base::RowsOf(core.k, core.k_strides, tile.batch, tile.head_kv, tile.kv_begin),
         core.k_strides.seq, this->ExistingKeys(tile));

@@ -208,19 +208,20 @@ struct alignas(4 * kCount) LaneRows {
 // ---- the loading warpgroup ----
 
 // Copies a tile element by element: rows from `valid_rows` on and columns beyond kColumns become
-// zeros. By the warps from 1 on, kThreads in all.
-template <int kThreads, int kColumns, int kPanels, int kRows>
+// zeros. By the warps from 1 on, kThreads in all. kPanelStep: columns from a panel's first to the
+// next one's.
+template <int kThreads, int kColumns, int kPanels, int kPanelStep = kPanelColumns, int kRows>
 __device__ __forceinline__ void CopyTile(u16 (*tile)[kRows][kPanelColumns], const void* source,
                                          i64 row_stride, int valid_rows) {
   constexpr int kWidth = kPanels * kPanelColumns;
 #pragma unroll 1
   for (int n = static_cast<int>(threadIdx.x) - 32; n < kRows * kWidth; n += kThreads) {
-    const int row = n / kWidth, column = n % kWidth;
-    const int at = (column / 8 % 8 ^ row % 8) * 8 + column % 8;
-    tile[column / kPanelColumns][row][at] =
-        row < valid_rows && column < kColumns
-            ? static_cast<const u16*>(source)[row * row_stride + column]
-            : u16{0};
+    const int row = n / kWidth, panel = n % kWidth / kPanelColumns, in_panel = n % kPanelColumns;
+    const int column = panel * kPanelStep + in_panel;
+    const int at = (in_panel / 8 ^ row % 8) * 8 + in_panel % 8;
+    tile[panel][row][at] = row < valid_rows && column < kColumns
+                               ? static_cast<const u16*>(source)[row * row_stride + column]
+                               : u16{0};
   }
   ptx::fence_proxy_async_shared();
 }
@@ -239,14 +240,14 @@ struct Loader {
            row * strides.seq;
   }
 
-  template <int kPanels, int kRows>
+  template <int kPanels, int kPanelStep = kPanelColumns, int kRows>
   __device__ __forceinline__ static void LoadPanels(const u16 (*tile)[kRows][kPanelColumns],
                                                     const abi::TensorMap* map, const u64& full,
                                                     int row, int head, int batch) {
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
       ptx::cp_async_bulk_tensor_4d_load(
-          ptx::SharedAddress(&tile[panel]), map, ptx::SharedAddress(&full), panel * kPanelColumns,
+          ptx::SharedAddress(&tile[panel]), map, ptx::SharedAddress(&full), panel * kPanelStep,
           static_cast<int>(row), static_cast<int>(head), static_cast<int>(batch));
     }
   }

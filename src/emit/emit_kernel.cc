@@ -526,6 +526,7 @@ void WritePlan(const AttentionSpec& spec, const KernelPlan& plan, ConfigWriter& 
           .Int("kConsumerRegisters", 240)
           .Int("kKeptK", kept.k)
           .Int("kKeptV", kept.v)
+          .Int("kDqColumns", plan::BwdSm90DqColumns(plan, spec.dim_qk))
           .Int("kCluster", std::max(plan.cluster, 1))
           .Using("Wgmma", "AttentionWgmma");
       break;

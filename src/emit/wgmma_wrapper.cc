@@ -63,10 +63,12 @@ std::string Line(const std::string& assembly) {
   return absl::StrCat("        \"", assembly, "\\n\"\n");
 }
 
-// A step along the columns of a tile of rows of panels.
-int64_t OffsetAlongColumns(int step, int64_t panel_rows) {
+// A step along the columns of a tile of rows of panels. `overlap`: bytes of a panel's row that the
+// next one repeats.
+int64_t OffsetAlongColumns(int step, int64_t panel_rows, int64_t overlap) {
   const int byte = step * kStepBytes;
-  return (byte / kPanelRowBytes * panel_rows * kPanelRowBytes + byte % kPanelRowBytes) / kUnit;
+  const int64_t panel = byte / kPanelRowBytes;
+  return (panel * (panel_rows * kPanelRowBytes + overlap) + byte % kPanelRowBytes) / kUnit;
 }
 
 // A step along the rows of such a tile.
@@ -78,9 +80,11 @@ struct Operand {
   enum Place { kRegisters, kAlongColumns, kAlongRows } place;  // which way K goes in shared memory
   int64_t panel_rows = 0;  // of a tile in shared memory; where K goes along rows and n is no
                            // more than one instruction takes it is not looked at
+  int64_t overlap = 0;     // bytes of a panel's row that the next one repeats
 
   int64_t Offset(int step) const {
-    return place == kAlongColumns ? OffsetAlongColumns(step, panel_rows) : OffsetAlongRows(step);
+    return place == kAlongColumns ? OffsetAlongColumns(step, panel_rows, overlap)
+                                  : OffsetAlongRows(step);
   }
   int transposed() const { return place == kAlongRows ? 1 : 0; }
 };
@@ -254,15 +258,16 @@ std::vector<Product> WideDecodeProducts(const AttentionSpec& spec, const plan::K
 }
 
 std::vector<Product> BackwardProducts(const AttentionSpec& spec, const plan::KernelPlan& plan) {
-  // Warpgroups share dQ by rows or, with one panel of these, by panels of columns.
-  const int dq_columns =
-      plan.block_m > kPanelColumns ? static_cast<int>(spec.dim_qk) : kPanelColumns;
+  // Warpgroups share dQ by rows or, with one panel of these, by columns: panels of K, of which the
+  // second one begins where its warpgroup's columns do.
+  const int dq_columns = plan::BwdSm90DqColumns(plan, spec.dim_qk);
+  const int64_t overlap = plan.block_m > kPanelColumns ? 0 : 2 * (kPanelColumns - dq_columns);
   const plan::BwdKeptSteps kept = plan::BwdSm90KeptSteps(plan, spec.dim_qk, spec.dim_v);
   return {{.name = "Scores",
            .comment = "d = k q^T",
            .n = plan.block_m,
            .steps = StepsOf(spec.dim_qk),
-           .a = {"k", Operand::kAlongColumns, plan.block_n},
+           .a = {"k", Operand::kAlongColumns, plan.block_n, overlap},
            .b = {"q", Operand::kAlongColumns, plan.block_m},
            .sum = Product::kReplaces,
            .kept = kept.k},

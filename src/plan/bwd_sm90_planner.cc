@@ -7,8 +7,7 @@
 // A thread holds the sums of dK and dV of 64 keys all along, (dim_qk + dim_v) / 2 registers, and
 // block_m of S and dP; together at most 192, the rest is addresses and what is packed. Wider heads
 // have a kernel in which one warpgroup makes dV and the other dK, of the same 64 keys. Two
-// warpgroups share dQ by its rows where there are 128, and by panels of 64 columns where there are
-// 64 rows.
+// warpgroups share dQ by its rows where there are 128, and by its columns where there are 64 rows.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -142,6 +141,16 @@ BwdKeptSteps BwdSm90KeptSteps(const KernelPlan& plan, int64_t dim_qk, int64_t di
   kept.v = left >= steps_v ? static_cast<int>(steps_v) : 0;
   kept.k = static_cast<int>(std::min(steps_k, left - kept.v));
   return kept;
+}
+
+int BwdSm90DqColumns(const KernelPlan& plan, int64_t dim_qk) {
+  if (plan.block_m > kPanelColumns) return static_cast<int>(dim_qk);
+  // Half of them, so that no warpgroup multiplies columns that do not exist. Beyond 96 that is
+  // nearly a panel, and worth nothing (bench/NOTES.md).
+  constexpr int64_t kMostHalved = 96;
+  return static_cast<int>(plan.block_n == kWideTile || dim_qk > kMostHalved
+                              ? kPanelColumns
+                              : RoundUp(CeilDiv(dim_qk, 2), 8));
 }
 
 FamilyAnswer PlanBwdSm90(const PlanRequest& request) {

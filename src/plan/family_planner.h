@@ -158,6 +158,9 @@ struct BwdKeptSteps {
   int v = 0;
 };
 BwdKeptSteps BwdSm90KeptSteps(const KernelPlan& plan, int64_t dim_qk, int64_t dim_v);
+// Columns of dQ that a warpgroup makes of a step; with one panel of rows also those from the begin
+// of K's first panel to that of its second one.
+int BwdSm90DqColumns(const KernelPlan& plan, int64_t dim_qk);
 FamilyAnswer PlanBwdSm90(const PlanRequest& request);
 
 // attn_bwd_sm80, with attn_bwd_prep before it and attn_bwd_finish after it.

@@ -58,8 +58,9 @@ TEST(WgmmaWrapperTest, ABackwardHasFiveProducts) {
   plan.block_m = 64;
   plan.block_n = 128;
   const std::string text = WgmmaHeader(spec, plan).text;
-  // S and dP have 64 rows; dQ's two panels of columns are shared out, dS has K along its rows.
-  EXPECT_EQ(Count(text, "m64n64k16"), 6 + 5 + 8 + 3);  // and a comment for each of the three
+  // S and dP have 64 rows; dQ's columns are shared out, dS has K along its rows.
+  EXPECT_EQ(Count(text, "m64n64k16"), 6 + 5 + 2);  // and a comment for each of the two
+  EXPECT_EQ(Count(text, "m64n48k16"), 8 + 1);
   EXPECT_EQ(Count(text, "m64n80k16"), 4 + 1);
   EXPECT_EQ(Count(text, "m64n96k16"), 4 + 1);
   // All of V is kept in registers.
@@ -67,7 +68,7 @@ TEST(WgmmaWrapperTest, ABackwardHasFiveProducts) {
   EXPECT_THAT(text, HasSubstr("WeightGradients(float (&d)[32], const u32 (&v)[20], u64 d_o)"));
   EXPECT_THAT(text, HasSubstr("Dv(float (&d)[40], const u32 (&p)[16], u64 d_o, u64 adds)"));
   EXPECT_THAT(text, HasSubstr("Dk(float (&d)[48], const u32 (&ds)[16], u64 q, u64 adds)"));
-  EXPECT_THAT(text, HasSubstr("Dq(float (&d)[32], u64 ds, u64 k)"));
+  EXPECT_THAT(text, HasSubstr("Dq(float (&d)[24], u64 ds, u64 k)"));
   EXPECT_THAT(text, HasSubstr("a, b, more, 1, 1, 1, 1;"));
   // Sums of a tile begin anew where it does: dV's operands are 40 of d, 16 of p, d_o, adds.
   EXPECT_THAT(text, HasSubstr("setp.ne.b64 first, %57, 0;"));
@@ -80,10 +81,11 @@ TEST(WgmmaWrapperTest, FirstStepsOfAFactorComeFromRegisters) {
   plan.block_m = 64;
   plan.block_n = 128;
   const std::string text = WgmmaHeader(spec, plan).text;
-  // Five of six steps of K: after 32 of d 20 words, the tile, q.
+  // Five of six steps of K: after 32 of d 20 words, the tile, q. K's second panel begins with
+  // column 48, step 5 with column 80.
   EXPECT_THAT(text, HasSubstr("Scores(float (&d)[32], const u32 (&k_kept)[20], u64 k, u64 q)"));
   EXPECT_THAT(text, HasSubstr("{%48, %49, %50, %51}, b, more, 1, 1, 0;"));
-  EXPECT_THAT(text, HasSubstr("add.s64 a, %52, 1026; add.s64 b, %53, 514;"));
+  EXPECT_THAT(text, HasSubstr("add.s64 a, %52, 1028; add.s64 b, %53, 514;"));
   EXPECT_THAT(text, HasSubstr("\"l\"(k), \"l\"(q)"));
 }
 

@@ -102,6 +102,7 @@ struct Config {
   static constexpr int kConsumerRegisters = 240;
   static constexpr int kKeptK = 0;
   static constexpr int kKeptV = 0;
+  static constexpr int kDqColumns = 64;
   static constexpr int kCluster = 1;
   using Wgmma = AttentionWgmma;
   // policies
