@@ -23,6 +23,7 @@
 #include "mma/score_tile.cuh"
 #include "mma/tile_copy.cuh"
 #include "policy/dropout.cuh"
+#include "policy/lse.cuh"
 #include "ptx/mma_sync.cuh"
 
 namespace tilewright {
@@ -37,34 +38,41 @@ struct Tf32 {
   u32 high[kCount];
   u32 low[kCount];
 
+  // kRounds: the low half to nearest, as it is cut off likewise.
+  template <bool kRounds = false>
   __device__ __forceinline__ void Set(int n, float value) {
     if constexpr (kTerms == 1) {
       // To nearest: the tensor core cuts the low bits off.
       high[n] = BitsOfFloat(value) + 0x1000u;
     } else {
       high[n] = BitsOfFloat(value) & 0xffffe000u;
-      low[n] = BitsOfFloat(value - FloatOfBits(high[n]));
+      low[n] = BitsOfFloat(value - FloatOfBits(high[n])) + (kRounds ? 0x1000u : 0);
     }
   }
 };
 
-// d[m][n] += a[m] * b[n], the small terms first, each for all accumulators before the next one.
+// d[m][n] += a[m] * b[n], but for one of the terms.
+template <int kTerms, int kMTiles, int kCount, int kNTiles>
+__device__ __forceinline__ void MultiplyTerm(float (&d)[kMTiles][kNTiles][4], int first,
+                                             const Tf32<kTerms, 4> (&a)[kMTiles],
+                                             const Tf32<kTerms, 2> (&b)[kCount], int term) {
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+#pragma unroll
+    for (int m = 0; m < kMTiles; ++m) {
+      const u32(&left)[4] = term == 0 ? a[m].low : a[m].high;
+      const u32(&right)[2] = term == 1 ? b[n].low : b[n].high;
+      ptx::mma_m16n8k8_tf32(d[m][first + n], left, right[0], right[1]);
+    }
+  }
+}
+// The small terms first, each for all accumulators before the next one.
 template <int kTerms, int kMTiles, int kCount, int kNTiles>
 __device__ __forceinline__ void MultiplyTf32(float (&d)[kMTiles][kNTiles][4], int first,
                                              const Tf32<kTerms, 4> (&a)[kMTiles],
                                              const Tf32<kTerms, 2> (&b)[kCount]) {
 #pragma unroll
-  for (int term = 3 - kTerms; term < 3; ++term) {
-#pragma unroll
-    for (int n = 0; n < kCount; ++n) {
-#pragma unroll
-      for (int m = 0; m < kMTiles; ++m) {
-        const u32(&left)[4] = term == 0 ? a[m].low : a[m].high;
-        const u32(&right)[2] = term == 1 ? b[n].low : b[n].high;
-        ptx::mma_m16n8k8_tf32(d[m][first + n], left, right[0], right[1]);
-      }
-    }
-  }
+  for (int term = 3 - kTerms; term < 3; ++term) MultiplyTerm(d, first, a, b, term);
 }
 
 template <class Config>
@@ -80,6 +88,9 @@ struct Tf32Core {
   static constexpr int kWideTiles = kVTiles / 4 * 4;  // those that are read 32 columns at a time
   static constexpr int kScoreKeys = Config::kBlockN;
   static constexpr bool kWatchAlways = false;
+  // A score loses last places to every product (mma/cut_off.cuh), and one of its operands' 24 bits
+  // to what is cut off them: for an LSE the sums of 16 columns are apart, and operands rounded.
+  static constexpr bool kExact = kTerms == 3 && !kIsSame<typename Config::Lse, LseNone>;
   static_assert(Config::kColumnWarps == 1);
 
   //   qo [kBlockM][pitch]           Q
@@ -125,7 +136,7 @@ struct Tf32Core {
           const Float4 row =
               *reinterpret_cast<const Float4*>(q + (m * 16 + half * 8) * Shared::kPitchQk);
 #pragma unroll
-          for (int c = 0; c < 4; ++c) a[c / 2][m].Set(c % 2 * 2 + half, row.at[c]);
+          for (int c = 0; c < 4; ++c) a[c / 2][m].template Set<kExact>(c % 2 * 2 + half, row.at[c]);
         }
       }
 #pragma unroll
@@ -135,10 +146,21 @@ struct Tf32Core {
         for (int key = 0; key < 2; ++key) {
           const Float4 row = *reinterpret_cast<const Float4*>(k + (n + key) * 8 * Shared::kPitchQk);
 #pragma unroll
-          for (int c = 0; c < 4; ++c) b[c / 2][key].Set(c % 2, row.at[c]);
+          for (int c = 0; c < 4; ++c) b[c / 2][key].template Set<kExact>(c % 2, row.at[c]);
         }
-        MultiplyTf32<kTerms>(scores, n, a[0], b[0]);
-        MultiplyTf32<kTerms>(scores, n, a[1], b[1]);
+        if constexpr (kExact) {
+          float sums[kMTiles][2][4];
+          ClearTile(sums);
+#pragma unroll
+          for (int term = 0; term < 3; ++term) {
+            MultiplyTerm(sums, 0, a[0], b[0], term);
+            MultiplyTerm(sums, 0, a[1], b[1], term);
+          }
+          AddTo(scores, n, sums);
+        } else {
+          MultiplyTf32<kTerms>(scores, n, a[0], b[0]);
+          MultiplyTf32<kTerms>(scores, n, a[1], b[1]);
+        }
       }
       q += 16;
       k += 16;
@@ -172,7 +194,7 @@ struct Tf32Core {
         }
         MultiplyWeights(sums, scores, step, b);
       }
-      AddTo<4>(n, sums);
+      AddTo(o, n, sums);
     }
 #pragma unroll
     for (int n = kWideTiles; n < kVTiles; ++n) {
@@ -187,7 +209,7 @@ struct Tf32Core {
         }
         MultiplyWeights(sums, scores, step, b);
       }
-      AddTo<1>(n, sums);
+      AddTo(o, n, sums);
     }
   }
 
@@ -255,14 +277,15 @@ struct Tf32Core {
     MultiplyTf32<kTerms>(sums, 0, p, b);
   }
 
-  template <int kCount>
-  __device__ __forceinline__ void AddTo(int first, const float (&sums)[kMTiles][kCount][4]) {
+  template <int kCount, int kAllTiles>
+  static __device__ __forceinline__ void AddTo(float (&d)[kMTiles][kAllTiles][4], int first,
+                                               const float (&sums)[kMTiles][kCount][4]) {
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
       for (int n = 0; n < kCount; ++n) {
 #pragma unroll
-        for (int c = 0; c < 4; ++c) o[m][first + n][c] += sums[m][n][c];
+        for (int c = 0; c < 4; ++c) d[m][first + n][c] += sums[m][n][c];
       }
     }
   }
