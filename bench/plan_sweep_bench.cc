@@ -130,8 +130,18 @@ class Machine {
 
   // Random normal elements of 16 bits or e4m3.
   absl::StatusOr<void*> Random(int64_t elements, ElementType type, size_t shift) {
-    if (type == ElementType::kFp8E4m3) return RandomFrom(e4m3_pool, elements, shift);
-    return RandomFrom(type == ElementType::kFp16 ? fp16_pool : bf16_pool, elements, shift);
+    switch (type) {
+      case ElementType::kFp16:
+        return RandomFrom(fp16_pool, elements, shift);
+      case ElementType::kBf16:
+        return RandomFrom(bf16_pool, elements, shift);
+      case ElementType::kFp8E4m3:
+        return RandomFrom(e4m3_pool, elements, shift);
+      default:
+        return absl::InvalidArgumentError(
+            absl::StrCat("type = ", std::string(spec::ElementTypeName(type)),
+                         ": must be fp16, bf16 or e4m3 here"));
+    }
   }
 
   template <class Bits>
