@@ -199,7 +199,7 @@ struct KeyLoop {
     if (kAlways || core.softmax.watch) core.WatchScores(scores, to_log2, kAlways || careful);
     if constexpr (!Config::Dropout::kIdentity) {
       Weights<Core<Config>::kScoreKeys / 8>(scores, core.softmax, to_log2, 0);
-      ApplyDropout<Config>(scores, policies, row_begin, key_begin);
+      MarkDropped<Config>(scores, policies, row_begin, key_begin);
     }
     if (careful && !whole) {
       ZeroUnseenValues<Config>(shared.v[stage], problem, q_begin, kv_begin, params);

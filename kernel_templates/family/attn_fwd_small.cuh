@@ -915,8 +915,8 @@ struct Attention {
     }
     if constexpr (!Config::Dropout::kIdentity) {
       Weights<kNTiles>(scores, rows.softmax, to_log2, 0);
-      ApplyDropout<Config>(scores, *policies, tile.q_begin() + Rows<Config>::FirstRow(),
-                           visit.kv_begin() + step * Config::kStepKeys);
+      MarkDropped<Config>(scores, *policies, tile.q_begin() + Rows<Config>::FirstRow(),
+                          visit.kv_begin() + step * Config::kStepKeys);
     }
     rows.AddValues(scores, &shared.v[slot][step * Config::kStepKeys][0], to_log2);
   }
@@ -955,7 +955,7 @@ __device__ __forceinline__ void Normalise(const Rows<Config>& rows, typename Con
 template <class Config, bool kIsFinite, class Params>
 __device__ __forceinline__ void FinishRows(Rows<Config>& rows, typename Config::Element* own,
                                            const Tile<Config>& tile, const Params& params) {
-  if constexpr (Rows<Config>::kStoresLse || Rows<Config>::kHasSink || !Rows<Config>::kHasRowSums) {
+  if constexpr (Rows<Config>::kStoresLse || Rows<Config>::kHasSink || !Config::Dropout::kIdentity) {
     rows.template Finish<kAllRowsAlike<Config>>(own, tile.MakeProblem(params), tile.q_begin(),
                                                 params);
   } else {

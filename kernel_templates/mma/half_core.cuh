@@ -55,13 +55,11 @@ struct HalfRows {
   // maximum.
   static constexpr bool kWatchAlways = kIsSame<Element, Fp16>;
   static constexpr bool kStoresLse = !kIsSame<typename Config::Lse, LseNone>;
-  // What divides O: the row sums of the multiplied weights, in a tile of O; with dropout, which
-  // changes weights but not their sum, those of the weights.
-  static constexpr bool kHasRowSums = Config::Dropout::kIdentity;
-  static constexpr int kAllTiles = kVTiles + kHasRowSums;
+  static constexpr bool kDrops = !Config::Dropout::kIdentity;
+  static constexpr int kAllTiles = kVTiles + 1;  // with the row sums of the weights as multiplied
   static constexpr bool kHasSink = !kIsSame<typename Config::Sink, SinkNone>;
   static constexpr bool kMaySplit = IsForParts<Config>;
-  static constexpr bool kHasSums = !kHasRowSums || kMaySplit || kStoresLse;
+  static constexpr bool kHasSums = kMaySplit || kStoresLse;
 
   using ScoreTile = float[kMTiles][kScoreKeys / 8][4];
 
@@ -116,25 +114,31 @@ struct HalfRows {
     softmax.watch = false;
   }
 
-  // o += P V, where P is the 16-bit form of the weights. Takes scores (with dropout: weights), 16
-  // keys at a time, so that the products of 16 keys hide the exponentials of the next.
+  // o += P V, where P is the 16-bit form of the weights. Takes scores (with dropout: weights, those
+  // that it drops with their sign turned), 16 keys at a time, so that the products of 16 keys hide
+  // the exponentials of the next.
   __device__ __forceinline__ void AddValues(ScoreTile& scores, const Element* v, float to_log2) {
     const unsigned v_address = AddressOfRows(v, kPitchV);
 #pragma unroll
     for (int step = 0; step < kScoreKeys / 16; ++step) {
-      if constexpr (Config::Dropout::kIdentity) Weights<2>(scores, softmax, to_log2, 2 * step);
+      if constexpr (!kDrops) Weights<2>(scores, softmax, to_log2, 2 * step);
       u32 p[kMTiles][4];
 #pragma unroll
       for (int m = 0; m < kMTiles; ++m) PackWeights<Ops>(p[m], scores[m], step);
+      if constexpr (kDrops) {
+        u32 all[kMTiles][4];
+        DropWeights(p, all);
+        AddRowSums<Ops>(o, all);
+      }
       MultiplyByRows<Ops, kVTiles>(o, p, v_address + step * 16 * kPitchV * sizeof(Element));
-      if constexpr (kHasRowSums) AddRowSums<Ops>(o, p);
+      if constexpr (!kDrops) AddRowSums<Ops>(o, p);
     }
   }
 
   __device__ __forceinline__ void Raise() {
     if constexpr (!kWatchAlways) {
       float sums[kMTiles][2];
-      GetLaneSums(sums);
+      GetRowSums(sums, o);
       RaiseReferences(sums, softmax, o);
     }
   }
@@ -142,7 +146,7 @@ struct HalfRows {
   __device__ __forceinline__ bool NonFinite() const { return HasNonFinite(o, softmax); }
   __device__ __forceinline__ bool HasNonFiniteSums() const {
     float sums[kMTiles][2], probe = 0;
-    GetLaneSums(sums);
+    GetRowSums(sums, o);
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) probe = fmaf(sums[m][0], 0.f, fmaf(sums[m][1], 0.f, probe));
     return probe != 0 || probe != probe;
@@ -190,7 +194,7 @@ struct HalfRows {
       StoreLse<Config, Ops, kCuts>(lse, problem, row_begin, sink, params);
     }
     float sums[kMTiles][2];
-    GetSums(sums);
+    GetRowSums(sums, o);
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
@@ -204,6 +208,7 @@ struct HalfRows {
           const float scale = ptx::rcp_approx_ftz(sums[m][r]);
           end = {empty && !kAllAlike, kAllAlike && empty ? 0.f : scale, 0};
         }
+        end.o_scale *= Config::Dropout::Scale(params);
         Element* const row = qo + RowOf(m, 2 * r) * kPitchQo;
         if constexpr (kVShift > 0) {
           StoreShiftedFragments<Ops, Config::kHeadDimV, kVTiles>(row, o[m], r, end, shift);
@@ -230,34 +235,9 @@ struct HalfRows {
                                             const KeyInterval& keys, const Params& params,
                                             int shift = 0) {
     float sums[kMTiles][2];
-    GetSums(sums);
+    GetRowSums(sums, o);
     StorePartRows<Config, Ops, kVTiles, kCuts>(o, sums, softmax, problem, q_begin + FirstRow(),
                                                part, keys, params, shift);
-  }
-
- private:
-  // What divides O.
-  __device__ __forceinline__ void GetSums(float (&sums)[kMTiles][2]) const {
-    GetLaneSums(sums);
-    if constexpr (!kHasRowSums) {
-#pragma unroll
-      for (int m = 0; m < kMTiles; ++m) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) sums[m][r] = QuadSum(sums[m][r]);
-      }
-    }
-  }
-  // That, or without kHasRowSums what this lane knows of it.
-  __device__ __forceinline__ void GetLaneSums(float (&sums)[kMTiles][2]) const {
-    if constexpr (kHasRowSums) {
-      GetRowSums(sums, o);
-    } else {
-#pragma unroll
-      for (int m = 0; m < kMTiles; ++m) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) sums[m][r] = softmax.sum[m][r];
-      }
-    }
   }
 };
 

@@ -205,6 +205,21 @@ __device__ __forceinline__ void PackWeights(u32 (&p)[4], const float (&weights)[
   }
 }
 
+// From packed weights of which those that are dropped have their sign turned (MarkDropped): `all`
+// of them, for AddRowSums, and in `p` zeros for the dropped ones.
+template <int kMTiles>
+__device__ __forceinline__ void DropWeights(u32 (&p)[kMTiles][4], u32 (&all)[kMTiles][4]) {
+#pragma unroll
+  for (int m = 0; m < kMTiles; ++m) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const u32 signs = p[m][c] & 0x80008000u;
+      all[m][c] = p[m][c] ^ signs;
+      p[m][c] &= ~((signs >> 15) * 0xffffu);
+    }
+  }
+}
+
 // Row r (0, 1) of the lane's rows of O, normalised, to its row in shared memory.
 template <class Ops, int kVTiles, int kAllTiles>
 __device__ __forceinline__ void StoreFragments(typename Ops::Element* row,

@@ -44,7 +44,7 @@ __device__ __forceinline__ void StorePartRows(const float (&o)[kMTiles][kAllTile
         for (int c = 0; c < 2; ++c) {
           const int column = ColumnOf(n, c) - shift;
           if (column >= 0 && column < Config::kHeadDimV)
-            row.o[column] = o[m][n][2 * r + c] * end.o_scale;
+            row.o[column] = o[m][n][2 * r + c] * end.o_scale * Config::Dropout::Scale(params);
         }
       }
     }

@@ -184,10 +184,11 @@ __device__ __forceinline__ void ApplyPolicies(float (&scores)[kMTiles][kNTiles][
   }
 }
 
+// Turns the sign of weights that are dropped: they are part of their row's sum, but not of O.
 template <class Config, int kMTiles, int kNTiles, class Params>
-__device__ __forceinline__ void ApplyDropout(float (&weights)[kMTiles][kNTiles][4],
-                                             const HeadPolicies<Config, Params>& policies,
-                                             i64 row_begin, i64 kv_begin) {
+__device__ __forceinline__ void MarkDropped(float (&weights)[kMTiles][kNTiles][4],
+                                            const HeadPolicies<Config, Params>& policies,
+                                            i64 row_begin, i64 kv_begin) {
   using Runs = LaneRuns<Config, kNTiles>;
   const i64 j = kv_begin + FirstKeyOfLane<Config>();
 #pragma unroll
@@ -197,7 +198,7 @@ __device__ __forceinline__ void ApplyDropout(float (&weights)[kMTiles][kNTiles][
       float values[Runs::kCount];
 #pragma unroll
       for (int n = 0; n < Runs::kCount; ++n) values[n] = weights[m][n / 2][2 * r + n % 2];
-      policies.dropout.template Apply<Runs>(values, row_begin + RowOf(m, 2 * r), j);
+      policies.dropout.template Mark<Runs>(values, row_begin + RowOf(m, 2 * r), j);
 #pragma unroll
       for (int n = 0; n < Runs::kCount; ++n) weights[m][n / 2][2 * r + n % 2] = values[n];
     }

@@ -40,11 +40,10 @@ struct SplitCore {
   static constexpr int kScoreKeys = Config::kBlockN / kParts;
   // Steps of 16 keys whose weights a warp has in registers.
   static constexpr int kOwnSteps = kScoreKeys % 16 == 0 ? kScoreKeys / 16 : 0;
-  // Sums of dropped weights are no measure of a row's size.
-  static constexpr bool kWatchAlways = kIsSame<Element, Fp16> || !Config::Dropout::kIdentity;
-  static constexpr bool kHasRowSums = Config::Dropout::kIdentity;
-  static constexpr int kAllTiles = kVTiles + kHasRowSums;
-  static constexpr bool kHasSums = !kHasRowSums || kStoresLse;
+  static constexpr bool kWatchAlways = kIsSame<Element, Fp16>;
+  static constexpr bool kDrops = !Config::Dropout::kIdentity;
+  static constexpr int kAllTiles = kVTiles + 1;  // with the row sums of the weights as multiplied
+  static constexpr bool kHasSums = kStoresLse;
   static_assert(kGroups * kParts == Config::kWarps && kGroups < 16);
   static_assert(kScoreKeys % 8 == 0 && Config::kBlockN % 16 == 0);
 
@@ -127,9 +126,7 @@ struct SplitCore {
       for (int m = 0; m < kMTiles; ++m) high |= fmaxf(sums[m][0], sums[m][1]) > kHighSum;
     }
     if constexpr (kOwnSteps == 0) {
-      if constexpr (Config::Dropout::kIdentity) {
-        Weights<kScoreKeys / 8>(scores, softmax, to_log2, 0);
-      }
+      if constexpr (!kDrops) Weights<kScoreKeys / 8>(scores, softmax, to_log2, 0);
       StoreWeights<kScoreKeys / 8>(scores, 0);
       high = SyncGroupOr(high);
     }
@@ -149,7 +146,7 @@ struct SplitCore {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       if (step < kOwnSteps) {
-        if constexpr (Config::Dropout::kIdentity) Weights<2>(scores, softmax, to_log2, 2 * step);
+        if constexpr (!kDrops) Weights<2>(scores, softmax, to_log2, 2 * step);
         StoreWeights<2>(scores, 2 * step);
 #pragma unroll
         for (int m = 0; m < kMTiles; ++m) PackWeights<Ops>(p[m], scores[m], step);
@@ -160,6 +157,12 @@ struct SplitCore {
           ptx::ldmatrix_x4(
               p[m], p_address + m * 16 * Shared::kPitchP * sizeof(Element) + StepOf(step) * 32);
         }
+      }
+      const bool sums_up = kOwnSteps > 0 ? step < kOwnSteps : step % kParts == Part();
+      if constexpr (kDrops) {
+        u32 all[kMTiles][4];
+        DropWeights(p, all);
+        if (sums_up) AddRowSums<Ops>(o, all);
       }
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
@@ -172,8 +175,8 @@ struct SplitCore {
           if (2 * pair + 1 < kVTiles) Ops::Multiply(o[m][2 * pair + 1], p[m], now[2], now[3]);
         }
       }
-      if constexpr (kHasRowSums) {
-        if (kOwnSteps > 0 ? step < kOwnSteps : step % kParts == Part()) AddRowSums<Ops>(o, p);
+      if constexpr (!kDrops) {
+        if (sums_up) AddRowSums<Ops>(o, p);
       }
     }
   }
@@ -208,19 +211,17 @@ struct SplitCore {
       AddOverParts(sums);
     }
     float divisors[kMTiles][2];
-    if constexpr (kHasRowSums) {
-      if constexpr (kHasSums) SyncGroup();
-      GetRowSums(divisors, o);
-      AddOverParts(divisors);
-    }
+    if constexpr (kHasSums) SyncGroup();
+    GetRowSums(divisors, o);
+    AddOverParts(divisors);
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = FirstRow() + RowOf(m, 2 * r);
         const float reference = softmax.reference[m][r];
-        const SoftmaxEnd end =
-            FinishRow(reference, kHasRowSums ? divisors[m][r] : sums[m][r], sink);
+        SoftmaxEnd end = FinishRow(reference, divisors[m][r], sink);
+        end.o_scale *= Config::Dropout::Scale(params);
         StoreFragments<Ops, kVTiles>(&shared.qo[row][Part() * kVTiles * 8], o[m], r, end);
       }
     }

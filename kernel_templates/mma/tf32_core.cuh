@@ -235,7 +235,7 @@ struct Tf32Core {
         // lose less than the mean, which an LSE of fp32 scores would show.
         if (LaneColumn() == 0) Config::Lse::Store(end.lse, problem, i, params);
         float* row = o_head + (problem.q_row + i) * strides.seq;
-        const float scale = end.empty ? 0.f : end.o_scale;
+        const float scale = end.empty ? 0.f : end.o_scale * Config::Dropout::Scale(params);
 #pragma unroll
         for (int n = 0; n < kVTiles; n += n < kWideTiles ? 4 : 1) {
           const int count = n < kWideTiles ? 4 : 1;
@@ -272,7 +272,10 @@ struct Tf32Core {
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
-      for (int c = 0; c < 4; ++c) p[m].Set(c % 2 * 2 + c / 2, weights[m][step][c]);
+      for (int c = 0; c < 4; ++c) {
+        const float weight = weights[m][step][c];  // of a dropped one the sign is turned
+        p[m].Set(c % 2 * 2 + c / 2, Config::Dropout::kIdentity ? weight : fmaxf(weight, 0.f));
+      }
     }
     MultiplyTf32<kTerms>(sums, 0, p, b);
   }

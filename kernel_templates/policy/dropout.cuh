@@ -2,11 +2,12 @@
 //
 // For families that hold many weights of a row at once:
 //   Head<Params> head(problem, params)             once a problem
-//   head.template Apply<Runs>(weights, i, j)       weights[n] belongs to key j + Runs::Offset(n)
+//   head.template Mark<Runs>(weights, i, j)        turns the sign of what is dropped; weights[n]
+//                                                  belongs to key j + Runs::Offset(n)
 //   head.KeptOfFour(i, j)                          bit n: whether key j + n is kept; j is a
-//   multiple
-//                                                  of 4. What is kept is multiplied by
-//                                                  Scale(params)
+//                                                  multiple of 4
+// What is kept is multiplied by Scale(params), and where a weight is rounded to an operand only
+// after that: O of a row with one key would have that rounding.
 #ifndef TILEWRIGHT_POLICY_DROPOUT_CUH_
 #define TILEWRIGHT_POLICY_DROPOUT_CUH_
 
@@ -33,7 +34,7 @@ struct DropoutNone {
   struct Head {
     TILEWRIGHT_HOST_DEVICE Head(const Problem&, const Params&) {}
     template <class Runs>
-    TILEWRIGHT_HOST_DEVICE void Apply(float (&)[Runs::kCount], i64, i64) const {}
+    TILEWRIGHT_HOST_DEVICE void Mark(float (&)[Runs::kCount], i64, i64) const {}
   };
 };
 
@@ -76,7 +77,7 @@ struct DropoutPhilox {
 
     // j is a multiple of Runs::kKeys, which divides 4 or is a multiple of it.
     template <class Runs>
-    TILEWRIGHT_HOST_DEVICE void Apply(float (&weights)[Runs::kCount], i64 i, i64 j) const {
+    TILEWRIGHT_HOST_DEVICE void Mark(float (&weights)[Runs::kCount], i64 i, i64 j) const {
       constexpr int kTogether = Runs::kKeys < 4 ? Runs::kKeys : 4;
       TILEWRIGHT_UNROLL
       for (int n = 0; n < Runs::kCount; n += kTogether) {
@@ -85,7 +86,7 @@ struct DropoutPhilox {
         TILEWRIGHT_UNROLL
         for (int k = 0; k < kTogether; ++k) {
           const u32 word = kTogether == 4 ? random.word[k] : WordOf(random, key + k);
-          weights[n + k] *= word >= args.threshold ? args.keep_scale : 0.f;
+          weights[n + k] = word >= args.threshold ? weights[n + k] : -weights[n + k];
         }
       }
     }

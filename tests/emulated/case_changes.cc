@@ -44,10 +44,12 @@ void Misalign(HostCase& c, int64_t pad) {
 
 void ShareKeys(reference::HostCase& c) { c.args.v = c.args.k; }
 
-void PoisonKeysFrom(HostCase& c, int64_t first) {
+namespace {
+
+void PoisonKeys(HostCase& c, int64_t first, int64_t end) {
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
   for (int64_t b = 0; b < c.spec.batch; ++b) {
-    for (int64_t j = first; j < c.spec.seqlen_kv; ++j) {
+    for (int64_t j = first; j < end; ++j) {
       for (int64_t h = 0; h < c.spec.heads_kv; ++h) {
         for (int64_t d = 0; d < c.spec.dim_qk; ++d) c.k.Set(c.KAt(b, j, h, d), kNaN);
         for (int64_t d = 0; d < c.spec.dim_v; ++d) c.v.Set(c.VAt(b, j, h, d), kNaN);
@@ -55,6 +57,11 @@ void PoisonKeysFrom(HostCase& c, int64_t first) {
     }
   }
 }
+
+}  // namespace
+
+void PoisonKeysFrom(HostCase& c, int64_t first) { PoisonKeys(c, first, c.spec.seqlen_kv); }
+void PoisonKeysBefore(HostCase& c, int64_t end) { PoisonKeys(c, 0, end); }
 
 void MakeLongPaged(HostCase& c) {
   SetLengths(c, {900, 0, 130});

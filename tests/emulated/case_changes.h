@@ -18,9 +18,10 @@ void Misalign(reference::HostCase& c, int64_t pad);
 // V is the first columns of K, in the same memory.
 void ShareKeys(reference::HostCase& c);
 
-// NaN in keys from `first` on, which no row may see: what comes of them shows that a tile was not
-// computed again, or not from its first block of keys.
+// NaN in keys from `first` on, or before `end`, which no row may see: what comes of them shows that
+// a tile was not computed again, or not from its first block of keys.
 void PoisonKeysFrom(reference::HostCase& c, int64_t first);
+void PoisonKeysBefore(reference::HostCase& c, int64_t end);
 
 // Three sequences of 900, 0 and 130 keys, on pages in no order, one of them missing.
 void MakeLongPaged(reference::HostCase& c);

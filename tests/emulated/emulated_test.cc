@@ -22,6 +22,7 @@ namespace {
 using emulated::Emulation;
 using emulated::MakeLongPaged;
 using emulated::Misalign;
+using emulated::PoisonKeysBefore;
 using emulated::PoisonKeysFrom;
 using emulated::Scenario;
 using emulated::SetLengths;
@@ -206,6 +207,10 @@ std::vector<Scenario> Scenarios() {
        "bias=fp16:2,1,1,50:div bias=bool:4,1,1,50 softcap=5 lse"},
       {"fwd fp16 b=2 h=2/1 s=20/50 d=32 bias=fp32:1,2,20,50 softcap=5 softcap_before_bias lse"},
       {"fwd bf16 b=1 h=2/1 s=70/137 d=48 dropout=0.3 lse sinks"},
+      // Rows of one key, whose weight is exact, and of one key that has all the weight.
+      {"fwd bf16 b=3 h=6/2 s=7/3 d=64 causal=top_left dropout=0.01 lse"},
+      {"fwd fp16 b=1 h=9/1 s=4 d=64 causal dropout=0.01"},
+      {"fwd bf16 b=1 h=1 s=130/150 d=64 dropout=0.01 lse", {}, {}, PutThreeQuarters},
       {"fwd fp16 b=2 h=2 s=70/290 d=16 block_mask=128,24 causal lse layout=sbhd"},
       {"fwd fp16 b=4 h=2/1 s=40/150 d=16 varlen layout=thd causal lse sinks",
        {40, 0, 3, 7},
@@ -221,6 +226,10 @@ std::vector<Scenario> Scenarios() {
        {},
        {},
        [](HostCase& c) { PoisonKeysFrom(c, 40); }},
+      {"fwd fp16 b=2 h=2/1 s=20/170 d=40/64 window=30,0 lse",
+       {},
+       {},
+       [](HostCase& c) { PoisonKeysBefore(c, 120); }},
       {"fwd bf16 b=3 h=2/1 s=70/50 d=80/24 paged=16 varlen lse causal", {}, {}, MakePaged},
       {"fwd bf16 b=1 h=2/1 s=50/133 d=33/57 lse", {}, {}, [](HostCase& c) { Misalign(c, 1); }},
       {"fwd fp16 b=2 h=2/1 s=33/70 d=64/40 causal lse layout=bhsd",
@@ -334,6 +343,9 @@ std::vector<Emulation> RowSums() {
       {"fwd bf16 b=1 h=1 s=70/200 d=64 scale=1", {}, {}, PutThreeQuarters},
       {"fwd bf16 b=1 h=1 s=4/200 d=16/272 scale=1 lse", {}, {}, PutThreeQuarters},
       {"fwd fp16 b=1 h=1 s=4/200 d=32 scale=1", {}, {}, PutThreeQuarters},
+      {"fwd bf16 b=3 h=4/2 s=7/3 d=164 causal=top_left dropout=0.01 lse"},
+      {"fwd fp16 b=1 h=9/1 s=4 d=192 causal dropout=0.01"},
+      {"fwd bf16 b=1 h=1 s=70/200 d=192 scale=1 dropout=0.01", {}, {}, PutThreeQuarters},
   };
   return emulated::Served(scenarios, {plan::Family::kFwdSimple, plan::Family::kFwdSm80,
                                       plan::Family::kDecode, plan::Family::kDecodeWide});

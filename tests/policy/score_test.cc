@@ -295,12 +295,13 @@ void CheckDropout(const PolicyParams& params) {
     for (i64 j = 0; j < 32; j += Runs::kKeys) {
       float weights[Runs::kCount];
       for (float& weight : weights) weight = 1;
-      head.template Apply<Runs>(weights, i, j);
+      head.template Mark<Runs>(weights, i, j);
       for (int n = 0; n < Runs::kCount; ++n) {
         const int64_t key = j + Runs::Offset(n);
-        ASSERT_EQ(weights[n], DropoutPhilox::Factor(problem, i, key, params));
+        const float factor = DropoutPhilox::Factor(problem, i, key, params);
+        ASSERT_EQ(weights[n], factor != 0 ? 1.f : -1.f);
         const bool kept = (head.KeptOfFour(i, key / 4 * 4) >> (key % 4) & 1) != 0;
-        ASSERT_EQ(weights[n], kept ? DropoutPhilox::Scale(params) : 0.f);
+        ASSERT_EQ(factor, kept ? DropoutPhilox::Scale(params) : 0.f);
       }
     }
   }
