@@ -59,7 +59,11 @@ struct alignas(64) BwdSm90Args {
   u32 heads;          // batch * heads_kv
   u32 section_heads;  // at least 1
   u32 by_threads;     // k*ByThreads
-  u32 padding_[11];
+  // The keys that some row sees, as far as a window says. The map `k` begins and ends with them:
+  // dQ would make a NaN of 0 times others'.
+  u32 first_key;
+  u32 end_key;
+  u32 padding_[9];
 };
 static_assert(sizeof(BwdSm90Args) == 832, "host and device must agree");
 

@@ -20,9 +20,8 @@
 //           start of a step and has it before A; the turn ends in the next step, when the additions
 //           have arrived. A block takes its tile of keys from a counter: it waits only for blocks
 //           that have started.
-// Masks     By selection of P and dS. A NaN of a masked key stays within its tile, and one of a
-// left
-//           padding, which no row sees, goes nowhere: its K becomes zeros.
+// Masks     By selection of P and dS. A NaN of a masked key stays within its tile, and one of a key
+//           that a window or a left padding hides from every row goes nowhere: its K becomes zeros.
 // Shared    k, v    [kBlockN][pitch]            rows an odd number of 16-byte chunks apart
 //           q, d_o  [kStages][kBlockM][pitch]
 //           p       [kBlockN][pitch]            16-bit operands of the second half of a step
@@ -740,13 +739,13 @@ __device__ __forceinline__ void CopyOut(const Element (&tile)[kRows][kPitch], in
   }
 }
 
-// Zeroes K of the first keys of a tile, which no row sees: dQ would make a NaN of 0 times theirs.
-// A call, so that its registers are not those of the loop.
+// Zeroes K of a tile but for rows [begin, end). A call, so that its registers are not those of the
+// loop.
 template <class Config>
-__device__ __noinline__ void ClearKeys(typename Config::Element* k, int keys) {
-  for (int n = static_cast<int>(threadIdx.x); n < keys * SharedStorage<Config>::kPitchQk;
-       n += kThreads<Config>) {
-    k[n] = typename Config::Element{};
+__device__ __noinline__ void ClearKeysBut(typename Config::Element* k, i64 begin, i64 end) {
+  constexpr int kPitch = SharedStorage<Config>::kPitchQk;
+  for (int n = static_cast<int>(threadIdx.x); n < Config::kBlockN * kPitch; n += kThreads<Config>) {
+    if (n / kPitch < begin || n / kPitch >= end) k[n] = typename Config::Element{};
   }
   __syncthreads();
 }
@@ -805,10 +804,12 @@ __device__ __forceinline__ void ProcessKeys(SharedStorage<Config>& shared, const
     }
     if (Config::kStages == 1 || next.g == Config::kGroup) ptx::cp_async_wait_group<0>();
     __syncthreads();
-    if constexpr (requires { params.left_padding; }) {
-      const i64 padding = Config::Mask::RowKeys(problem, 0, params).begin - kv_begin;
-      if (padding > 0) {
-        ClearKeys<Config>(&shared.k[0][0], static_cast<int>(Min(padding, Config::kBlockN)));
+    // dQ would make a NaN of 0 times that of a key that no row sees: K becomes zeros there.
+    if constexpr (Config::Mask::kHidesKeys) {
+      const KeyInterval seen =
+          KeysOfRows<typename Config::Mask>(problem, {0, problem.seqlen_q}, params);
+      if (seen.begin > kv_begin || seen.end < tile.kv_end) {
+        ClearKeysBut<Config>(&shared.k[0][0], seen.begin - kv_begin, seen.end - kv_begin);
       }
     }
     for (int stage = 0; step.g < Config::kGroup; stage ^= Config::kStages - 1) {

@@ -52,7 +52,8 @@
 //           has not begun.
 // Kept      Of K and V, as first factors of S and dP, a warpgroup keeps the first kKeptK and kKeptV
 //           steps of 16 columns in registers from the begin of a tile: shared memory is the limit.
-// Masks     By selection of P and dS. A NaN of a masked key stays within its tile.
+// Masks     By selection of P and dS. A NaN of a masked key stays within its tile, and one of a key
+//           that no row sees goes nowhere: the map of K leaves it out.
 // Shared    k      [2][panel][kBlockN][64]        rows of 128 bytes, 128-byte swizzle, panels of 64
 //           v      [panel][kBlockN][64]           columns; columns beyond the dim are zeros
 //           q, d_o [kStages][panel][kBlockM][64]
@@ -766,8 +767,9 @@ struct TileLoader : Loader<Config, Params> {
     const u64& full = shared.k_full[Place()];
     Wait(shared.k_empty[Place()], Parity() ^ 1);
     ptx::mbarrier_arrive_expect_tx(ptx::SharedAddress(&full), S::kBytesK);
-    Base::template LoadPanels<S::kPanelsQk, S::kPanelStepK>(
-        shared.k[Place()], &params.sm90.k, full, tile.kv_begin, tile.head_kv, tile.batch);
+    Base::template LoadPanels<S::kPanelsQk, S::kPanelStepK>(shared.k[Place()], &params.sm90.k, full,
+                                                            this->RowOfKeyMap(tile.kv_begin),
+                                                            tile.head_kv, tile.batch);
   }
   __device__ __forceinline__ void LoadVByMap(const KeyTile& tile) const {
     if (KeysByThreads()) return;
@@ -846,7 +848,7 @@ struct TileLoader : Loader<Config, Params> {
     CopyTile<S::kCopyThreads, Config::kHeadDimQk, S::kPanelsQk, S::kPanelStepK>(
         shared.k[Place()],
         Base::RowsOf(core.k, core.k_strides, tile.batch, tile.head_kv, tile.kv_begin),
-        core.k_strides.seq, this->ExistingKeys(tile));
+        core.k_strides.seq, this->EndOfSeen(tile.kv_begin), this->FirstSeen(tile.kv_begin));
     WarpArrives(shared.k_full[Place()]);
   }
   __device__ __forceinline__ void LoadVByThreads(const KeyTile& tile) const {
@@ -855,7 +857,7 @@ struct TileLoader : Loader<Config, Params> {
     const abi::AttnFwdParams& core = params.core;
     CopyTile<S::kCopyThreads, Config::kHeadDimV, S::kPanelsV>(
         shared.v, Base::RowsOf(core.v, core.v_strides, tile.batch, tile.head_kv, tile.kv_begin),
-        core.v_strides.seq, this->ExistingKeys(tile));
+        core.v_strides.seq, this->ExistingKeys(tile.kv_begin));
     WarpArrives(shared.v_full);
   }
 

@@ -471,15 +471,16 @@ struct PairLoader : Loader<Config, Params> {
     constexpr int kBytesOfPanel = Config::kBlockN * kRowBytes;
     ptx::mbarrier_arrive_expect_tx(ptx::SharedAddress(&full),
                                    S::kBytesK + S::kBytesV + others * kBytesOfPanel);
-    Base::template LoadPanels<S::kPanelsQk>(shared.k, &params.sm90.k, full, tile.kv_begin,
-                                            tile.head_kv, tile.batch);
+    Base::template LoadPanels<S::kPanelsQk>(
+        shared.k, &params.sm90.k, full, this->RowOfKeyMap(tile.kv_begin), tile.head_kv, tile.batch);
     Base::template LoadPanels<S::kPanelsV>(shared.v, &params.sm90.v, full, tile.kv_begin,
                                            tile.head_kv, tile.batch);
 #pragma unroll 1
     for (int n = 0; n < others; ++n) {
       ptx::cp_async_bulk_tensor_4d_load(
           ptx::SharedAddress(&shared.other_k[n]), &params.sm90.k, ptx::SharedAddress(&full),
-          (FirstPanel() + kPair * n) * kPanelColumns, OtherKeys(tile), tile.head_kv, tile.batch);
+          (FirstPanel() + kPair * n) * kPanelColumns, this->RowOfKeyMap(OtherKeys(tile)),
+          tile.head_kv, tile.batch);
     }
   }
 
@@ -487,10 +488,10 @@ struct PairLoader : Loader<Config, Params> {
   __device__ __forceinline__ void LoadKeysByThreads(const KeyTile& tile) const {
     if ((params.sm90.by_threads & abi::kKvByThreads) != 0) {
       const abi::AttnFwdParams& core = params.core;
-      const int valid = this->ExistingKeys(tile);
+      const int valid = this->ExistingKeys(tile.kv_begin);
       CopyTile<S::kCopyThreads, Config::kHeadDimQk, S::kPanelsQk>(
           shared.k, Base::RowsOf(core.k, core.k_strides, tile.batch, tile.head_kv, tile.kv_begin),
-          core.k_strides.seq, valid);
+          core.k_strides.seq, this->EndOfSeen(tile.kv_begin), this->FirstSeen(tile.kv_begin));
       CopyTile<S::kCopyThreads, Config::kHeadDimV, S::kPanelsV>(
           shared.v, Base::RowsOf(core.v, core.v_strides, tile.batch, tile.head_kv, tile.kv_begin),
           core.v_strides.seq, valid);
@@ -500,8 +501,7 @@ struct PairLoader : Loader<Config, Params> {
   }
   __device__ __forceinline__ void CopyOtherKeys(const KeyTile& tile) const {
     const abi::AttnFwdParams& core = params.core;
-    const int valid =
-        static_cast<int>(Min(SeqlenKv<Config>(params) - OtherKeys(tile), i64{Config::kBlockN}));
+    const int begin = this->FirstSeen(OtherKeys(tile)), end = this->EndOfSeen(OtherKeys(tile));
     const auto* const first = static_cast<const u16*>(
         Base::RowsOf(core.k, core.k_strides, tile.batch, tile.head_kv, OtherKeys(tile)));
 #pragma unroll 1
@@ -511,10 +511,10 @@ struct PairLoader : Loader<Config, Params> {
       constexpr int kLastColumns = Config::kHeadDimQk - (S::kPanelsQk - 1) * kPanelColumns;
       if (panel == S::kPanelsQk - 1) {
         CopyTile<S::kCopyThreads, kLastColumns, 1>(
-            &shared.other_k[n], first + panel * kPanelColumns, core.k_strides.seq, valid);
+            &shared.other_k[n], first + panel * kPanelColumns, core.k_strides.seq, end, begin);
       } else {
         CopyTile<S::kCopyThreads, kPanelColumns, 1>(
-            &shared.other_k[n], first + panel * kPanelColumns, core.k_strides.seq, valid);
+            &shared.other_k[n], first + panel * kPanelColumns, core.k_strides.seq, end, begin);
       }
     }
   }

@@ -207,19 +207,19 @@ struct alignas(4 * kCount) LaneRows {
 
 // ---- the loading warpgroup ----
 
-// Copies a tile element by element: rows from `valid_rows` on and columns beyond kColumns become
-// zeros. By the warps from 1 on, kThreads in all. kPanelStep: columns from a panel's first to the
-// next one's.
+// Copies a tile element by element: rows outside [first_row, valid_rows) and columns beyond
+// kColumns become zeros. By the warps from 1 on, kThreads in all. kPanelStep: columns from a
+// panel's first to the next one's.
 template <int kThreads, int kColumns, int kPanels, int kPanelStep = kPanelColumns, int kRows>
 __device__ __forceinline__ void CopyTile(u16 (*tile)[kRows][kPanelColumns], const void* source,
-                                         i64 row_stride, int valid_rows) {
+                                         i64 row_stride, int valid_rows, int first_row = 0) {
   constexpr int kWidth = kPanels * kPanelColumns;
 #pragma unroll 1
   for (int n = static_cast<int>(threadIdx.x) - 32; n < kRows * kWidth; n += kThreads) {
     const int row = n / kWidth, panel = n % kWidth / kPanelColumns, in_panel = n % kPanelColumns;
     const int column = panel * kPanelStep + in_panel;
     const int at = (in_panel / 8 ^ row % 8) * 8 + in_panel % 8;
-    tile[panel][row][at] = row < valid_rows && column < kColumns
+    tile[panel][row][at] = row >= first_row && row < valid_rows && column < kColumns
                                ? static_cast<const u16*>(source)[row * row_stride + column]
                                : u16{0};
   }
@@ -250,6 +250,11 @@ struct Loader {
           ptx::SharedAddress(&tile[panel]), map, ptx::SharedAddress(&full), panel * kPanelStep,
           static_cast<int>(row), static_cast<int>(head), static_cast<int>(batch));
     }
+  }
+
+  // Where a key lies in the map of K.
+  __device__ __forceinline__ int RowOfKeyMap(int key) const {
+    return Config::Mask::kHidesKeys ? key - static_cast<int>(params.sm90.first_key) : key;
   }
 
   // The blocks of a cluster load the panels of a step in turns, each for all; kFirst: of the step.
@@ -293,8 +298,17 @@ struct Loader {
 
   // ---- the copying warps
 
-  __device__ __forceinline__ int ExistingKeys(const KeyTile& tile) const {
-    return static_cast<int>(Min(SeqlenKv<Config>(params) - tile.kv_begin, i64{Config::kBlockN}));
+  // Which of the keys from `key` on some row sees.
+  __device__ __forceinline__ int FirstSeen(int key) const {
+    return Config::Mask::kHidesKeys ? static_cast<int>(params.sm90.first_key) - key : 0;
+  }
+  __device__ __forceinline__ int EndOfSeen(int key) const {
+    if constexpr (Config::Mask::kHidesKeys) return static_cast<int>(params.sm90.end_key) - key;
+    return ExistingKeys(key);
+  }
+
+  __device__ __forceinline__ int ExistingKeys(int key) const {
+    return static_cast<int>(Min(SeqlenKv<Config>(params) - key, i64{Config::kBlockN}));
   }
 
   __device__ __forceinline__ void LoadRowsByThreads(const KeyTile& tile, int h, int m) {

@@ -16,6 +16,8 @@
 //       way as rows go up
 //   kCutsLeft
 //       whether full_begin may be above begin
+//   kHidesKeys
+//       whether RowKeys may leave a key to no row at all
 //   Full(problem, q_begin, q_end, kv_begin, kv_end, params)
 //       true when every key of [kv_begin, kv_end), all of which exist, is kept for all of the rows;
 //       kKnowsFull says whether it ever is
@@ -136,6 +138,7 @@ struct IntervalMaskHead {
 struct MaskElementwise {
   static constexpr bool kIsInterval = false;
   static constexpr bool kCutsLeft = false;
+  static constexpr bool kHidesKeys = false;
   static constexpr bool kKnowsFull = false;
 
   template <class Params>
@@ -163,6 +166,7 @@ struct MaskChain {
   static constexpr bool kIsEmpty = sizeof...(Masks) == 0;
   static constexpr bool kIsInterval = (Masks::kIsInterval && ...);
   static constexpr bool kCutsLeft = (Masks::kCutsLeft || ...);
+  static constexpr bool kHidesKeys = (Masks::kHidesKeys || ...);
   static constexpr bool kKnowsFull = (Masks::kKnowsFull && ...);
 
   template <class Params>

@@ -11,6 +11,7 @@ struct MaskLeftPadding {
   static constexpr bool kIsInterval = true;
   static constexpr bool kKnowsFull = true;
   static constexpr bool kCutsLeft = true;
+  static constexpr bool kHidesKeys = true;
 
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static i64 FirstKey(const Problem& problem, const Params& params) {

@@ -52,6 +52,7 @@ struct MaskCausal {
   static constexpr bool kIsInterval = true;
   static constexpr bool kKnowsFull = true;
   static constexpr bool kCutsLeft = false;
+  static constexpr bool kHidesKeys = kAlign == Align::kTopLeft;
 
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static KeyInterval RowKeys(const Problem& problem, i64 i, const Params&) {
@@ -89,6 +90,7 @@ struct MaskWindow {
   static constexpr bool kIsInterval = true;
   static constexpr bool kKnowsFull = true;
   static constexpr bool kCutsLeft = true;
+  static constexpr bool kHidesKeys = true;
 
   template <class Params>
   TILEWRIGHT_HOST_DEVICE static KeyInterval RowKeys(const Problem& problem, i64 i,

@@ -372,7 +372,9 @@ artifact::SourceFile HarnessProgram(const AttentionSpec& spec, const plan::Kerne
                     "  params.sm90.by_threads = abi::kQByThreads | abi::kKvByThreads | "
                     "abi::kGradientsByThreads;\n  params.sm90.key_tiles = ",
                     key_tiles, ";\n  params.sm90.tiles = ", key_tiles * heads,
-                    ";\n  params.sm90.heads = ", heads, ";\n  params.sm90.section_heads = 1;\n");
+                    ";\n  params.sm90.heads = ", heads,
+                    ";\n  params.sm90.section_heads = 1;\n  params.sm90.end_key = ",
+                    spec.seqlen_kv, ";\n");
   }
   AttentionArgs args;
   args.batch = spec.batch;

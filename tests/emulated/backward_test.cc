@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <random>
 #include <string>
 #include <string_view>
@@ -69,6 +70,27 @@ void MisalignRows(HostCase& c) {
   widen(c.args.v, c.v, c.spec.seqlen_kv, c.spec.heads_kv, c.spec.dim_v);
 }
 
+// NaN in rows [first, end) of K and V of a batch.
+void PoisonRows(HostCase& c, int64_t b, int64_t first, int64_t end) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (int64_t j = first; j < end; ++j) {
+    for (int64_t h = 0; h < c.spec.heads_kv; ++h) {
+      for (int64_t d = 0; d < c.spec.dim_qk; ++d) c.k.Set(c.KAt(b, j, h, d), nan);
+      for (int64_t d = 0; d < c.spec.dim_v; ++d) c.v.Set(c.VAt(b, j, h, d), nan);
+    }
+  }
+}
+
+// NaN in all keys but [first, end), which some row sees.
+std::function<void(HostCase&)> PoisonAllBut(int64_t first, int64_t end) {
+  return [=](HostCase& c) {
+    for (int64_t b = 0; b < c.spec.batch; ++b) {
+      PoisonRows(c, b, 0, first);
+      PoisonRows(c, b, end, c.spec.seqlen_kv);
+    }
+  };
+}
+
 // Of attn_bwd_sm90.
 std::vector<Scenario> Sm90Scenarios() {
   return {
@@ -93,6 +115,26 @@ std::vector<Scenario> Sm90Scenarios() {
       {"bwd fp16 b=2 h=1 s=70/130 d=80", {}, {}, MisalignRows},
       {"bwd bf16 b=1 h=2 s=260/390 d=40/80 causal"},  // an odd number of tiles of keys
       {"bwd bf16 b=1 h=2/1 s=200/150 d=256"},         // likewise
+      // Keys that no row sees, in tiles with others and on both sides of them.
+      {"bwd bf16 b=1 h=2/1 s=70/300 d=64 causal=top_left", {}, {}, PoisonAllBut(0, 70)},
+      {"bwd fp16 b=2 h=1 s=100/300 d=128 window=30,0", {}, {}, PoisonAllBut(170, 300)},
+      {"bwd bf16 b=1 h=1 s=50/300 d=96 window=20,9 align=top_left", {}, {}, PoisonAllBut(0, 59)},
+      {"bwd bf16 b=1 h=1 s=50/300 d=72 window=20,9",
+       {},
+       {},
+       [](HostCase& c) {
+         MisalignRows(c);
+         PoisonAllBut(230, 300)(c);
+       }},
+      {"bwd bf16 b=1 h=2/1 s=70/300 d=256 causal=top_left", {}, {}, PoisonAllBut(0, 70)},
+      {"bwd fp16 b=1 h=1 s=90/300 d=160 window=30,0 deterministic", {}, {}, PoisonAllBut(180, 300)},
+      {"bwd bf16 b=1 h=1 s=40/200 d=192/128 window=30,5",
+       {},
+       {},
+       [](HostCase& c) {
+         MisalignRows(c);
+         PoisonAllBut(130, 200)(c);
+       }},
   };
 }
 
@@ -127,6 +169,26 @@ std::vector<Scenario> Scenarios(plan::Family family) {
       {"bwd fp16 b=1 h=1 s=1/128 d=64 bias=fp32:1,1,1,128", {}, {}, ShiftLogits},
       {"bwd bf16 b=2 h=2/1 s=33/0 d=16 sinks sinks_grad"},
       {"bwd bf16 b=2 h=2/1 s=40/33 d=16/24 exact layout=bhsd"},
+      // Keys that no row sees, in tiles with others and on both sides of them.
+      {"bwd bf16 b=1 h=2/1 s=40/150 d=32 causal=top_left", {}, {}, PoisonAllBut(0, 40)},
+      {"bwd fp16 b=2 h=1 s=70/200 d=64 window=10,0 deterministic", {}, {}, PoisonAllBut(120, 200)},
+      {"bwd bf16 b=1 h=1 s=40/170 d=33 window=20,9 align=top_left", {}, {}, PoisonAllBut(0, 49)},
+      {"bwd bf16 b=1 h=1 s=40/170 d=24 window=20,9 alibi dropout=0.1",
+       {},
+       {},
+       PoisonAllBut(110, 170)},
+      {"bwd fp16 b=2 h=2/1 s=70/80 d=16 varlen layout=thd window=5,0",
+       {70, 20},
+       {70, 80},
+       [](HostCase& c) { PoisonRows(c, 0, 70, 70 + 55); }},  // of the second sequence
+      {"bwd bf16 b=3 h=2/1 s=40/50 d=24 varlen",
+       {},
+       {},
+       [](HostCase& c) {
+         SetLengths(c, {50, 0, 13});
+         PoisonRows(c, 1, 0, 50);
+         PoisonRows(c, 2, 13, 50);
+       }},
   };
   if (simple) {
     const std::vector<Scenario> more = {

@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <random>
@@ -377,6 +378,39 @@ TEST_F(BackwardTest, HopperKernelOnOddMemory) {
   Check(runtime(), {"bwd bf16 b=2 h=4/2 s=150/200 d=64 causal", {}, {}, misalign});
   Check(runtime(), {"bwd bf16 b=1 h=2 s=300/170 d=128 causal", {}, {}, misalign});
   Check(runtime(), {"bwd bf16 b=1 h=2 s=300/170 d=160 causal", {}, {}, misalign});
+}
+
+// NaN in keys that no row sees.
+TEST_F(BackwardTest, HiddenKeysMayHoldNaN) {
+  struct Hidden {
+    const char* spec;
+    int64_t first, end;  // keys that some row sees
+  };
+  const Hidden cases[] = {
+      {"bwd bf16 b=2 h=4/2 s=70/300 d=64 causal=top_left", 0, 70},
+      {"bwd fp16 b=1 h=2 s=100/300 d=128 window=30,0", 170, 300},
+      {"bwd bf16 b=1 h=2 s=50/300 d=96 window=20,9 align=top_left deterministic", 0, 59},
+      {"bwd bf16 b=1 h=2/1 s=90/300 d=256 window=30,5 align=top_left", 0, 95},
+      {"bwd bf16 b=1 h=2 s=90/300 d=192/128 window=30,0 deterministic", 180, 300},
+      {"bwd fp16 b=2 h=2 s=70/200 d=64 window=10,0 softcap=20", 120, 200},
+      {"bwd bf16 b=1 h=2 s=70/200 d=33 causal=top_left dropout=0.1", 0, 70},
+  };
+  for (const Hidden& one : cases) {
+    Check(runtime(), {one.spec, {}, {}, [&](HostCase& c) {
+                        const double nan = std::numeric_limits<double>::quiet_NaN();
+                        for (int64_t b = 0; b < c.spec.batch; ++b) {
+                          for (int64_t j = 0; j < c.spec.seqlen_kv; ++j) {
+                            if (j >= one.first && j < one.end) continue;
+                            for (int64_t h = 0; h < c.spec.heads_kv; ++h) {
+                              for (int64_t d = 0; d < c.spec.dim_qk; ++d)
+                                c.k.Set(c.KAt(b, j, h, d), nan);
+                              for (int64_t d = 0; d < c.spec.dim_v; ++d)
+                                c.v.Set(c.VAt(b, j, h, d), nan);
+                            }
+                          }
+                        }
+                      }});
+  }
 }
 
 TEST_F(BackwardTest, TwentyRepetitionsOnFreshDataAreRight) {

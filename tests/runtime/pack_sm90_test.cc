@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "abi/tensor_map.h"
+#include "absl/strings/str_cat.h"
 #include "runtime/pack_args.h"
 #include "spec/canonical.h"
 #include "spec/validate.h"
@@ -255,6 +256,32 @@ TEST_F(PackBwdSm90Test, TensorsThatNoMapDescribesAreLeftToThreads) {
   args_.d_k.strides.seq += 4;
   ASSERT_TRUE(Pack().ok());
   EXPECT_EQ(args_of_kernel_.by_threads, abi::kQByThreads | abi::kGradientsByThreads);
+}
+
+// The map of K has no keys that a window hides from every row.
+TEST_F(PackBwdSm90Test, KHasTheKeysThatSomeRowSees) {
+  const struct {
+    const char* words;
+    uint32_t first, end;
+  } cases[] = {
+      {"s=100/300", 0, 300},
+      {"s=100/300 causal", 0, 300},
+      {"s=100/300 causal=top_left", 0, 100},
+      {"s=100/300 window=30,0", 170, 300},
+      {"s=100/300 window=30,7 align=top_left", 0, 107},
+      {"s=300/100 window=30,7", 0, 100},
+      {"s=300/100 window=0,0 align=top_left", 0, 100},
+      {"s=100/300 window=9223372036854775807,0", 0, 300},
+      {"s=0/300 causal=top_left", 0, 300},
+  };
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.words);
+    Use(absl::StrCat("bwd bf16 b=2 h=4 d=64 ", c.words));
+    ASSERT_TRUE(Pack().ok());
+    EXPECT_EQ(args_of_kernel_.first_key, c.first);
+    EXPECT_EQ(args_of_kernel_.end_key, c.end);
+    EXPECT_EQ(args_of_kernel_.k.words[0], 0x2000u + c.first * 4 * 64 * 2);
+  }
 }
 
 TEST_F(PackBwdSm90Test, LengthsBeyond31BitsAreRefused) {
