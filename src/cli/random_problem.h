@@ -98,6 +98,8 @@ struct RandomProblemOptions {
   // seqused_kv, left padding, tails of pages, pages and slots that no sequence uses). The result
   // must not notice.
   bool poison_unused_kv = true;
+  // And in those that the window hides from all queries of their sequence.
+  bool poison_hidden_kv = false;
 
   // Paged: some entries inside the lengths are negative (masked pages).
   bool negative_pages = false;

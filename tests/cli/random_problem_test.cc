@@ -159,6 +159,28 @@ TEST(RandomProblemTest, RowsBeyondALengthArePoisoned) {
   EXPECT_EQ(problem->LengthKv(1), 2);
 }
 
+TEST(RandomProblemTest, KeysThatAWindowHidesArePoisonedWhereAskedFor) {
+  const struct {
+    const char* words;
+    int first, end;  // keys that some row sees
+  } cases[] = {
+      {"causal=top_left", 0, 3}, {"window=1,0", 6, 10}, {"window=1,2 align=top_left", 0, 5}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.words);
+    const AttentionSpec spec = Spec(std::string("fwd fp32 b=1 h=1 s=3/10 d=4 ") + c.words);
+    for (const bool hidden : {false, true}) {
+      RandomProblemOptions options;
+      options.poison_hidden_kv = hidden;
+      const absl::StatusOr<HostProblem> problem = MakeRandomProblem(spec, options);
+      ASSERT_TRUE(problem.ok()) << problem.status();
+      const auto* k = static_cast<const float*>(problem->args().k.data);
+      for (int row = 0; row < 10; ++row) {
+        EXPECT_EQ(std::isnan(k[row * 4]), hidden && (row < c.first || row >= c.end)) << row;
+      }
+    }
+  }
+}
+
 TEST(RandomProblemTest, PagesAreDistinctAndEntriesBeyondTheLengthPointNowhere) {
   const AttentionSpec spec = Spec("fwd fp32 b=2 h=1 s=1/16 d=4 paged=4 varlen");
   RandomProblemOptions options;

@@ -245,6 +245,7 @@ class Drawer {
       s_.block_mask_q = Of<int64_t>({16, 64, 128, 1, 40});
       s_.block_mask_kv = Of<int64_t>({16, 64, 128, 1, 24});
     }
+    case_.one.problem.poison_hidden_kv = Coin(2);
     case_.one.problem.keep_probability = Of<double>({0.75, 0.75, 0.1, 0.98});
   }
 
@@ -254,9 +255,7 @@ class Drawer {
     if (Coin(7)) s_.softcap = Of<float>({1.0f, 8.0f, 50.0f});
     s_.alibi = Coin(9);
     s_.sinks = Coin(8);
-    // Of a few weights the straightforward computation may by luck be nearer than the rounding of
-    // one that dropout has scaled.
-    if (Coin(7) && s_.seqlen_kv > 16) s_.dropout = Of<float>({0.1f, 0.1f, 0.6f, 0.01f});
+    if (Coin(7)) s_.dropout = Of<float>({0.1f, 0.1f, 0.6f, 0.01f});
     for (int64_t terms = Coin(4) ? 1 + (Coin(3) ? Below(4) : 0) : 0; terms > 0; --terms) {
       BiasTerm term;
       term.type =

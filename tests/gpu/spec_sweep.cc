@@ -491,6 +491,37 @@ void AddDropout(Sweep& sweep) {
     one.problem.dropout_by_pointer = i == 1;
     one.sanitizer = i == 0;
   }
+  // Rows of a few keys: what a weight loses by being rounded shows.
+  sweep.Add("dropout_few_keys_top_left", [](auto& s) {
+    SetHeads(s, 21, 3);
+    SetLengths(s, 7, 3);
+    SetDims(s, 164, 164);
+    s.layout = Layout::kSbhd;
+    s.causal = true;
+    s.align = MaskAlign::kTopLeft;
+    s.dropout = 0.01f;
+  });
+  sweep.Add("dropout_few_keys_wide_group", [](auto& s) {
+    SetHeads(s, 71, 1);
+    SetLengths(s, 4, 4);
+    SetDims(s, 192, 192);
+    s.type = ElementType::kFp16;
+    s.causal = true;
+    s.dropout = 0.01f;
+  });
+  for (int64_t left : {-1, 30}) {
+    sweep
+        .Add(absl::StrCat("hidden_keys_nan_", left < 0 ? "top_left" : "window"),
+             [left](auto& s) {
+               SetHeads(s, 6, 2);
+               SetLengths(s, 70, 300);
+               SetDims(s, 64, 64);
+               s.window_left = left;
+               s.causal = true;
+               s.align = left < 0 ? MaskAlign::kTopLeft : MaskAlign::kBottomRight;
+             })
+        .problem.poison_hidden_kv = true;
+  }
   sweep.Add("dropout_causal_gqa", [](auto& s) {
     s.dropout = 0.2f;
     s.causal = true;
