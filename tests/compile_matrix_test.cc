@@ -204,6 +204,13 @@ void AddSm90Cases(std::vector<Case>& cases) {
       cases.push_back({plan::Family::kFwdSm90, SpecText(feature, dims), "sm_90a"});
     }
   }
+  // Elements of a bias in registers beside a term in shared memory and the sums of an LSE.
+  for (std::string_view spec :
+       {"fwd bf16 b=2 s=4096 d=64 h=8 causal bias=bf16:1,8,4096,4096 bias=bf16:1,1,1,4096 lse",
+        "fwd bf16 b=2 s=4096 d=64 h=8 causal bias=bf16:1,8,4096,4096 bias=bf16:1,1,1,4096 sinks "
+        "lse"}) {
+    cases.push_back({plan::Family::kFwdSm90, std::string(spec), "sm_90a"});
+  }
   for (std::string_view dims : {"320", "320/256", "512", "576/512"}) {
     for (std::string_view feature : {kFeatures[0], kFeatures[1]}) {
       cases.push_back({plan::Family::kFwdSm90, SpecText(feature, dims), "sm_90a"});

@@ -184,6 +184,15 @@ FamilyAnswer Refuse(const PlanRequest& request) {
                                   ": must be at most ", kMaxDimQk, ", ", kMaxDimV);
     nearest.dim_qk = std::min(spec.dim_qk, kMaxDimQk);
     nearest.dim_v = std::min(spec.dim_v, kMaxDimV);
+  } else if (!CountsWith31Bits(spec)) {
+    answer.refusal =
+        absl::StrCat("batch, seqlen_q, seqlen_kv = ", spec.batch, ", ", spec.seqlen_q, ", ",
+                     spec.seqlen_kv, ": rows and tiles are counted with 31 bits");
+    nearest.batch = 1;
+    nearest.seqlen_q =
+        std::min(spec.seqlen_q, kMostCountedRows / std::max<int64_t>(spec.heads_q, 1));
+    nearest.seqlen_kv =
+        std::min(spec.seqlen_kv, kMostCountedRows / std::max<int64_t>(spec.heads_q, 1));
   } else if (spec.strides.has_value() && !HasNarrowDims(spec) &&
              !std::all_of(spec.strides->begin(), spec.strides->end(), StridesFitBulkCopies)) {
     answer.refusal = "strides: rows must start on multiples of 16 bytes";
@@ -259,7 +268,11 @@ int64_t MaxTileRegisters(const AttentionSpec& spec, int consumers, int block_n, 
     case 3: {
       const bool cheap = HasSoftcapAlone(spec) && spec.window_left < 0 && block_n <= 64 &&
                          !spec.lse && !spec.varlen && !spec.sinks;
-      return 132 - (cheap ? 0 : policies) - (spec.varlen && block_n > 80 ? 4 * sums : sums);
+      // Beside elements of a bias the sums by ones are one register too many.
+      const bool crowded = HasBiasAlone(spec) && BiasRegisters(spec, block_n, blocks) > 0 &&
+                           !spec.varlen && spec.window_left < 0;
+      return 132 - (cheap ? 0 : policies) - (spec.varlen && block_n > 80 ? 4 * sums : sums) -
+             (crowded ? sums / 2 : 0);
     }
     default:
       return (wide || IsE4m3(spec) ? 188 : 208) - policies;
@@ -635,6 +648,11 @@ FamilyAnswer PlanFwdSm90(const PlanRequest& request) {
   const KernelPlan& best = answer.plans.front();
   answer.why = absl::StrCat("tiles of ", best.block_m, " rows and ", best.block_n,
                             " keys stand first among the ", answer.plans.size(), " that fit");
+  if (best.narrow_rows) {
+    answer.why +=
+        "; of narrow heads rows of all heads together are copied whole where they are multiples of "
+        "16 bytes, others element by element";
+  }
   return answer;
 }
 

@@ -144,6 +144,7 @@ TEST(BwdPlannerTest, WhatHopperLeavesToOthersIsSaid) {
       {"d=64 softcap=5", "only plain scores"},
       {"d=64 block_mask=64,64", "the rows of a key must be neighbours"},
       {"d=36", "whole chunks of 16 bytes"},
+      {"b=2147483648 d=8", "with 31 bits"},
   };
   for (const auto& one : cases) {
     const auto decision = BestFor(SpecOf(std::string("bwd bf16 h=4 s=512 ") + one.words));

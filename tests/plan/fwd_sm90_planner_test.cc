@@ -164,6 +164,8 @@ TEST(FwdSm90PlannerTest, RefusalsNameTheFieldAndTheNearestServed) {
       {"fwd bf16 b=2 h=8 s=512 d=64 varlen paged=20", "sm_90a", "page_size = 20"},
       {"fwd bf16 b=2 h=8 s=512 d=64 varlen paged=1000", "sm_90a", "and pages of 1000 rows"},
       {"fwd bf16 b=2 h=8 s=512 d=64 strided_innermost", "sm_90a", "strided_innermost"},
+      {"fwd bf16 b=1 h=1 s=2147483648/64 d=8", "sm_90a", "with 31 bits"},
+      {"fwd bf16 b=2147483648 h=4 s=200 d=8", "sm_90a", "with 31 bits"},
       {"fwd bf16 b=4096 h=4 s=49 d=32", "sm_90a", "seqlen_q, seqlen_kv = 49, 49"},
       {"fwd bf16 b=2 h=8 s=512 d=64 mask=bool:2,1,1,512", "sm_90a", "bias"},
   };
