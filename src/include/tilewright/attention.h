@@ -149,8 +149,8 @@ struct AttentionSpec {
   Layout layout = Layout::kBshd;
   // Typical strides where `layout` does not describe them, in the order q, k, v, o. They decide how
   // wide copies may be; Run accepts other strides and pointers as long as `strided_innermost`
-  // covers them. Of 8-bit Q, K and V in a spec of aligned rows it asks that these stay aligned:
-  // bases and strides are multiples of 16 bytes, or Run says which is not.
+  // covers them, and copies by element, slowly, where they do not fit. 8-bit Q, K and V of a spec
+  // of aligned rows must stay so: bases and strides are multiples of 16 bytes, or Run says which.
   std::optional<std::array<Strides, 4>> strides;
   bool strided_innermost = false;  // the head dim may have a stride other than 1 (slow path)
 
