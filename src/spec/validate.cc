@@ -427,7 +427,21 @@ absl::Status ValidateGradients(const AttentionSpec& spec) {
   return absl::OkStatus();
 }
 
+// The compiler's input ends at such bytes, which no text has (0xff is none of UTF-8).
+absl::Status ValidateText(const char* field, const Snippet& snippet) {
+  const size_t at = snippet.text.find_first_of(std::string_view("\0\xff", 2));
+  if (at == std::string::npos) return absl::OkStatus();
+  const auto lines = std::count(snippet.text.begin(), snippet.text.begin() + at, '\n');
+  return Bad(field,
+             absl::StrCat("a byte ", snippet.text[at] == 0 ? "0" : "0xff", " in line ", lines + 1),
+             "text");
+}
+
 absl::Status ValidateSnippets(const AttentionSpec& spec) {
+  TILEWRIGHT_RETURN_IF_ERROR(ValidateText("score_snippet", spec.score_snippet));
+  TILEWRIGHT_RETURN_IF_ERROR(ValidateText("score_gradient_snippet", spec.score_gradient_snippet));
+  TILEWRIGHT_RETURN_IF_ERROR(ValidateText("mask_snippet", spec.mask_snippet));
+  TILEWRIGHT_RETURN_IF_ERROR(ValidateText("mask_tile_snippet", spec.mask_tile_snippet));
   if (!spec.mask_tile_snippet.empty() && spec.mask_snippet.empty()) {
     return Bad("mask_tile_snippet", "\"...\"", "empty without a mask_snippet");
   }

@@ -172,6 +172,10 @@ TEST(ValidateTest, RefusesLayouts) {
 
 TEST(ValidateTest, RefusesMasks) {
   ExpectRefused({
+      {[](auto& s) { s.mask_snippet.text = std::string("i >= j &&\n\0 true", 16); },
+       "mask_snippet = a byte 0 in line 2: must be text"},
+      {[](auto& s) { s.score_snippet.text = "score // \xff"; },
+       "score_snippet = a byte 0xff in line 1: must be text"},
       {[](auto& s) { s.mask_tile_snippet.text = "some"; },
        "mask_tile_snippet = \"...\": must be empty without a mask_snippet"},
       {[](auto& s) { s.window_left = -2; }, "window_left = -2: must be >= -1"},
