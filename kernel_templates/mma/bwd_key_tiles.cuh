@@ -252,9 +252,9 @@ struct Loader {
     }
   }
 
-  // Where a key lies in the map of K.
+  // Where a key lies in the map of K, which begins later only under masks that cut left.
   __device__ __forceinline__ int RowOfKeyMap(int key) const {
-    return Config::Mask::kHidesKeys ? key - static_cast<int>(params.sm90.first_key) : key;
+    return Config::Mask::kCutsLeft ? key - static_cast<int>(params.sm90.first_key) : key;
   }
 
   // The blocks of a cluster load the panels of a step in turns, each for all; kFirst: of the step.
@@ -300,7 +300,7 @@ struct Loader {
 
   // Which of the keys from `key` on some row sees.
   __device__ __forceinline__ int FirstSeen(int key) const {
-    return Config::Mask::kHidesKeys ? static_cast<int>(params.sm90.first_key) - key : 0;
+    return Config::Mask::kCutsLeft ? static_cast<int>(params.sm90.first_key) - key : 0;
   }
   __device__ __forceinline__ int EndOfSeen(int key) const {
     if constexpr (Config::Mask::kHidesKeys) return static_cast<int>(params.sm90.end_key) - key;
