@@ -1828,7 +1828,7 @@ struct Consumer {
 #pragma unroll 1
       for (; block >= walk.begin; block = walk.Below(block)) {
         PassBlock(has_turn);
-        has_turn = true;
+        has_turn = !kRepeatsFirst || !exactly;  // such a second attempt is of first blocks alone
       }
       return;
     }

@@ -261,6 +261,28 @@ const std::vector<Emulation>& Emulations() {
       Changed("fwd bf16 b=1 h=1 s=70/1100 d=392/328 lse", [](KernelPlan&) {}),
       Changed(
           "fwd bf16 b=1 h=7 s=70/200 d=328 causal lse", [](KernelPlan&) {}, OneKeyRules),
+      // Warpgroups take turns, some have no rows, and tiles are computed once more.
+      Changed(
+          "fwd bf16 b=1 h=7 s=20/330 d=128",
+          [](KernelPlan& plan) {
+            plan.ping_pong = true;
+            plan.max_grid = 1;
+          },
+          OneKeyRules),
+      Changed(
+          "fwd bf16 b=1 h=7 s=130/200 d=64",
+          [](KernelPlan& plan) {
+            Rows256(plan);
+            plan.ping_pong = true;
+          },
+          OneKeyRules),
+      Changed(
+          "fwd bf16 b=1 h=7 s=130/200 d=64 causal",
+          [](KernelPlan& plan) {
+            Rows256(plan);
+            plan.ping_pong = true;
+          },
+          FirstKeysRule),
       // e4m3: V is transposed on the way.
       Changed("fwd e4m3 b=1 h=4/2 s=200/330 d=128 out=bf16 q_scale=head kv_scale=head lse",
               [](KernelPlan& plan) { plan.max_grid = 2; }),
