@@ -427,7 +427,9 @@ __device__ __forceinline__ void ForEachTile(const Series& series, const Params& 
                                             const Visit& visit) {
 #pragma unroll 1
   for (u32 count = series.first; count < series.last; ++count) {
-    const TileAt at = FindTile(series, count, params.sm90);
+    // Without a mask all tiles are equally long.
+    constexpr bool kMayPair = !kIsSame<typename Config::Mask, MaskChain<>>;
+    const TileAt at = FindTile<kMayPair>(series, count, params.sm90);
     if (at.last) break;
     if (!at.exists) continue;
     const u32 heads_q = static_cast<u32>(params.core.heads_q);
@@ -1986,6 +1988,7 @@ struct Consumer {
     float lse[2];  // with kNeedsLse
     bool suspicious;
   };
+  template <bool kHasSink>
   __device__ __forceinline__ RowEnds EndRows(const Problem& problem, i64 q_begin, bool no_keys,
                                              float sink) const {
     RowEnds ends;
@@ -2000,10 +2003,17 @@ struct Consumer {
     for (int r = 0; r < 2; ++r) {
       const float highest = no_keys ? -Infinity() : reference[r] * kLn2;
       const float multiplied = no_keys ? 0.f : sums[r];
-      const SoftmaxEnd end = FinishSoftmax(highest, multiplied, sink);
-      ends.empty[r] = end.empty;
-      ends.o_scale[r] =
-          end.empty ? 0.f : end.o_scale * Config::Dropout::Scale(params) * scale_of_values;
+      float total_weight = multiplied, rescale = 1;
+      if constexpr (kHasSink) {
+        const float reference = SoftmaxReference(sink > highest ? sink : highest);
+        rescale = Exp(highest - reference);
+        total_weight = multiplied * rescale + Exp(sink - reference);
+      }
+      ends.empty[r] = multiplied == 0;
+      // A division would have code for subnormal sums, which there are not.
+      ends.o_scale[r] = ends.empty[r] ? 0.f
+                                      : rescale * ptx::rcp_approx_ftz(total_weight) *
+                                            Config::Dropout::Scale(params) * scale_of_values;
       float probe = multiplied * 0.f;  // stays 0: 0 * finite
       if constexpr (kNeedsLse) {
         const float total = no_keys ? 0.f : totals[r];
@@ -2034,7 +2044,7 @@ struct Consumer {
   // trusted.
   __device__ __forceinline__ bool StorePart(const Problem& problem, i64 q_begin, int part,
                                             bool no_keys) const {
-    const RowEnds ends = EndRows(problem, q_begin, no_keys, -Infinity());
+    const RowEnds ends = EndRows<false>(problem, q_begin, no_keys, -Infinity());
     const int shift = ShiftOfHead<Config>(problem.h_kv, params.core.v_strides, params);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -2061,7 +2071,9 @@ struct Consumer {
   // Stores LSE, and leaves O, divided by the sums, in shared memory. Returns whether some row's
   // result is not to be trusted.
   __device__ __forceinline__ bool FinishRows(const Problem& problem, i64 q_begin, bool no_keys) {
-    const RowEnds ends = EndRows(problem, q_begin, no_keys, Config::Sink::Logit(problem, params));
+    constexpr bool kHasSink = !kIsSame<typename Config::Sink, SinkNone>;
+    const RowEnds ends =
+        EndRows<kHasSink>(problem, q_begin, no_keys, Config::Sink::Logit(problem, params));
     if constexpr (!kIsSame<typename Config::Lse, LseNone>) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {

@@ -24,10 +24,12 @@ struct TileAt {
   bool last;  // nor do any after it
 };
 
-// Tile number `count` of a series.
+// Tile number `count` of a series. kMayPair: section_heads may be 0, as it only is where a mask
+// makes tiles of uneven length.
+template <bool kMayPair = true>
 TILEWRIGHT_HOST_DEVICE TileAt FindTile(const Series& series, u32 count,
                                        const abi::FwdSm90Args& args) {
-  if (args.section_heads == 0) {
+  if (kMayPair && args.section_heads == 0) {
     const u32 pairs = (args.row_tiles + 1) / 2;
     const u32 pair = series.start + count / 2 * series.step;
     if (pair < args.paired_heads * pairs) {
