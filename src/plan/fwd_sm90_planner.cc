@@ -305,7 +305,7 @@ bool HasEqualTiles(const AttentionSpec& spec) {
 // Tiles in the order of trying, from sweeps on one H200 (2026-11-29, bench/plan_sweep_bench.cc; the
 // figures are in kernel_templates/README.md). Later ones are for what the first do not fit, and for
 // the tuner.
-constexpr Tile k40[] = {{4, 80}, {4, 64}, {3, 128}, {2, 128}, {2, 64}, {2, 32}};
+constexpr Tile k40[] = {{4, 80, 1, 4}, {4, 80}, {4, 64}, {3, 128}, {2, 128}, {2, 64}, {2, 32}};
 // A third stage hides the time in which K's neighbours are cleared.
 constexpr Tile kNarrow40[] = {{4, 80, 1, 3}, {4, 80}, {4, 64}, {3, 128},
                               {2, 128},      {2, 64}, {2, 32}};
@@ -313,7 +313,8 @@ constexpr Tile k64[] = {{4, 64, 1, 3}, {4, 64}, {3, 96}, {3, 128}, {2, 128}, {2,
 // Tiles of 64 rows waste little of the diagonal, and several blocks hide where each begins and
 // ends.
 constexpr Tile kShortUneven64[] = {{1, 64, 3}, {4, 64, 1, 3}, {2, 128}, {2, 96}, {2, 64}, {2, 32}};
-constexpr Tile kEven96[] = {{3, 96}, {4, 48}, {3, 112}, {2, 128}, {2, 64}, {2, 32}};
+constexpr Tile kEven96[] = {{4, 48, 1, 3}, {3, 80, 1, 3}, {3, 96}, {4, 48},
+                            {3, 112},      {2, 128},      {2, 64}, {2, 32}};
 constexpr Tile kShortEven96[] = {{3, 96}, {2, 128}, {3, 112}, {2, 64}, {2, 32}};
 // A third warpgroup hides where tiles of few blocks begin and end, and wide blocks waste more of
 // the diagonal.
@@ -325,6 +326,8 @@ constexpr Tile kLongEven128[] = {{2, 128}, {3, 80}, {2, 64, 1, 3}, {2, 112},
 constexpr Tile kSoftcap128[] = {{3, 64, 1, 3}, {2, 64, 1, 3}, {2, 64}, {2, 32}};
 constexpr Tile kShort128[] = {{2, 128}, {2, 64, 1, 3}, {3, 80}, {2, 112},
                               {2, 96},  {2, 64},       {2, 32}};
+constexpr Tile kLongUneven128[] = {{2, 128}, {2, 64, 1, 3}, {3, 80}, {2, 112},
+                                   {2, 96},  {2, 64},       {2, 32}};
 constexpr Tile k128[] = {{2, 64, 1, 3}, {2, 128}, {3, 80}, {2, 112}, {2, 96}, {2, 64}, {2, 32}};
 constexpr Tile k112[] = {{3, 96}, {2, 144}, {2, 128}, {2, 112}, {3, 80}, {2, 64}, {2, 32}};
 constexpr Tile kShortUneven112[] = {{3, 64, 1, 3}, {3, 96}, {2, 128}, {2, 144},
@@ -341,7 +344,7 @@ constexpr Tile k192[] = {{2, 64, 1, 3}, {2, 80}, {2, 96}, {2, 112}, {2, 128}, {2
 constexpr Tile kWideV192[] = {{2, 80}, {2, 96}, {2, 112}, {2, 64}, {2, 32}};
 constexpr Tile k256[] = {{2, 64}, {2, 80}, {2, 48}, {2, 32}, {2, 16}};
 // For pairs of blocks; blocks on their own are quicker with 64 keys.
-constexpr Tile kLongEven256[] = {{2, 80}, {2, 64}, {2, 48}, {2, 32}, {2, 16}};
+constexpr Tile kLong256[] = {{2, 80}, {2, 64}, {2, 48}, {2, 32}, {2, 16}};
 constexpr Tile kE4m3[] = {{2, 128}, {2, 96}, {2, 64}, {2, 32}};
 constexpr Tile kLongEvenE4m3[] = {{3, 96}, {2, 128}, {2, 96}, {2, 64}, {2, 32}};
 constexpr Tile kLongUnevenE4m3[] = {{3, 96, 1, 3}, {2, 128}, {2, 96}, {2, 64}, {2, 32}};
@@ -359,8 +362,8 @@ bool CanShareKeys(const AttentionSpec& spec) {
 bool SharesKeysBest(const AttentionSpec& spec) {
   const int64_t dim = std::max(spec.dim_qk, spec.dim_v);
   return CanShareKeys(spec) &&
-         ((dim > kMaxOwnDimV && spec.seqlen_q > 2048) ||
-          ((dim > 192 || (dim >= 128 && HasEqualTiles(spec))) && spec.seqlen_q > 8192));
+         ((dim > kMaxOwnDimV && spec.seqlen_q > 2048) || (dim > 192 && spec.seqlen_q >= 8192) ||
+          (dim >= 128 && HasEqualTiles(spec) && spec.seqlen_q > 8192));
 }
 
 absl::Span<const Tile> TilesFor(const PlanRequest& request) {
@@ -425,10 +428,13 @@ absl::Span<const Tile> TilesFor(const PlanRequest& request) {
   if (dim <= 128 && even) {
     return spec.seqlen_q <= 4096 ? absl::MakeConstSpan(kShort128) : kLongEven128;
   }
-  if (dim <= 128) return k128;
+  // More keys a product; up to 4096 rows that is 3 to 9 % too, and a third of the compile time.
+  if (dim <= 128) {
+    return one_length && spec.seqlen_q > 4096 ? absl::MakeConstSpan(kLongUneven128) : k128;
+  }
   if (dim <= 192 && dims.v <= 128) return k192;
   if (dim <= 192) return kWideV192;
-  if (even && SharesKeysBest(spec)) return kLongEven256;
+  if (SharesKeysBest(spec)) return kLong256;
   return k256;
 }
 
@@ -472,6 +478,12 @@ int64_t PanelsV(const KernelPlan& plan, int64_t dim_v) {
   return RoundUp(CeilDiv(dim_v, kPanelColumns), plan.column_warps);
 }
 
+// Whether three or four warpgroups take turns.
+bool TurnsOfMany(const AttentionSpec& spec) {
+  return std::max(spec.dim_qk, spec.dim_v) <= 64 && !IsE4m3(spec) && !HasNarrowDims(spec) &&
+         !HasPolicies(spec) && !spec.varlen;
+}
+
 // None where the tile does not fit registers, shared memory or pages.
 std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
                                    const Variant& variant) {
@@ -493,7 +505,8 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
   plan.stages = tile.stages;
   plan.cluster = variant.cluster;
   plan.blocks = tile.blocks > 1 ? tile.blocks : 0;
-  plan.ping_pong = variant.ping_pong && tile.consumers == 2 && !tile.shares;
+  plan.ping_pong = variant.ping_pong && !tile.shares &&
+                   (tile.consumers == 2 || (tile.consumers > 2 && TurnsOfMany(spec)));
   if (variant.persistent) plan.max_grid = request.board.num_sms * tile.blocks / variant.cluster;
   // The margin needs bf16's exponents. Three blocks have too few registers beside bias terms.
   plan.optimistic = spec.type == ElementType::kBf16 && !tile.shares &&
@@ -550,8 +563,9 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
 }
 
 // The ways to share out tiles, best first. Two warpgroups that take turns gain 2 to 8 % at head
-// dims above 64, of 16 bits up to 192, where tiles differ in length or are long.
-std::vector<Variant> VariantsFor(const AttentionSpec& spec) {
+// dims above 64, of 16 bits up to 192, where tiles differ in length or are long; three or four gain
+// up to 7 % at dims up to 64.
+std::vector<Variant> VariantsFor(const AttentionSpec& spec, const Tile& tile) {
   const StoredDims dims = DimsOf(spec);
   const int64_t dim = std::max(dims.qk, dims.v);
   const bool even = HasEqualTiles(spec);
@@ -567,9 +581,10 @@ std::vector<Variant> VariantsFor(const AttentionSpec& spec) {
   if (turns_share_best && CanShareKeys(spec)) variants.push_back(shared_turns);
   if (SharesKeysBest(spec)) variants.push_back(shared_keys);
   const bool is_short = spec.seqlen_q <= 2048;
-  const bool take_turns = dim > 192  ? IsE4m3(spec) && long_rows
-                          : dim > 64 ? !even || long_rows
-                                     : !even && is_short;
+  const bool take_turns = dim > 192            ? IsE4m3(spec) && long_rows
+                          : dim > 64           ? !even || long_rows
+                          : tile.consumers > 2 ? TurnsOfMany(spec)
+                                               : !even && is_short;
   if (take_turns) variants.push_back(turns);
   variants.push_back(series);
   if (!take_turns) variants.push_back(turns);
@@ -619,11 +634,10 @@ FamilyAnswer PlanFwdSm90(const PlanRequest& request) {
   FamilyAnswer answer = Refuse(request);
   if (!answer.refusal.empty()) return answer;
   const AttentionSpec& spec = request.spec;
-  const std::vector<Variant> variants = VariantsFor(spec);
   const auto add = [&](const Tile& tile, const Variant& variant) {
     std::optional<KernelPlan> plan = MakePlan(request, tile, variant);
     if (!plan.has_value()) return false;
-    // Turns are taken by two warpgroups; others give the plan without them.
+    // Where warpgroups take no turns both ways are one plan.
     if (std::find(answer.plans.begin(), answer.plans.end(), *plan) == answer.plans.end()) {
       answer.plans.push_back(*std::move(plan));
     }
@@ -632,6 +646,7 @@ FamilyAnswer PlanFwdSm90(const PlanRequest& request) {
   // The other variants of the two best tiles come behind these.
   int extended = 0;
   for (const Tile& tile : TilesByWaste(request)) {
+    const std::vector<Variant> variants = VariantsFor(spec, tile);
     if (!add(tile, variants[0]) || ++extended > 2) continue;
     // Parts are equal shares: there is no other way to share them out.
     if (answer.plans.back().split) continue;

@@ -121,9 +121,18 @@ TEST(FwdSm90PlannerTest, LongRowsOfWideHeadsHaveMoreKeysATileInPairsOfBlocks) {
   const auto plan = [](const char* text) { return Plan(text).plans.front(); };
   EXPECT_EQ(plan("fwd bf16 b=1 h=8 s=16384 d=256").block_n, 80);
   EXPECT_EQ(plan("fwd bf16 b=1 h=8 s=16384 d=256").cluster, 2);
-  EXPECT_EQ(plan("fwd bf16 b=2 h=8 s=8192 d=256").block_n, 64);
+  EXPECT_EQ(plan("fwd bf16 b=2 h=8 s=8192 d=256 causal").block_n, 80);
+  EXPECT_EQ(plan("fwd bf16 b=8 h=8 s=2048 d=256").block_n, 64);
   EXPECT_EQ(plan("fwd bf16 b=1 h=8 s=16384 d=256 varlen paged=64").block_n, 64) << "no pairs";
   EXPECT_TRUE(plan("fwd bf16 b=1 h=16 s=16384 d=128").ping_pong);
+}
+
+TEST(FwdSm90PlannerTest, WarpgroupsOfSmallHeadsTakeTurns) {
+  const auto turns = [](const char* text) { return Plan(text).plans.front().ping_pong; };
+  EXPECT_TRUE(turns("fwd bf16 b=8 h=32 s=2048 d=64"));
+  EXPECT_TRUE(turns("fwd bf16 b=2 h=8 s=4096 d=40"));
+  EXPECT_FALSE(turns("fwd bf16 b=8 h=32 s=2048 d=64 softcap=30")) << "not measured";
+  EXPECT_FALSE(turns("fwd bf16 b=1 h=16 s=4096 d=80")) << "no gain";
 }
 
 TEST(FwdSm90PlannerTest, OptimismNeedsBf16AndScoresThatAreFiniteOrBiased) {
