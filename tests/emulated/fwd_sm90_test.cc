@@ -263,13 +263,6 @@ const std::vector<Emulation>& Emulations() {
           "fwd bf16 b=1 h=7 s=70/200 d=328 causal lse", [](KernelPlan&) {}, OneKeyRules),
       // Warpgroups take turns, some have no rows, and tiles are computed once more.
       Changed(
-          "fwd bf16 b=1 h=7 s=20/330 d=128",
-          [](KernelPlan& plan) {
-            plan.ping_pong = true;
-            plan.max_grid = 1;
-          },
-          OneKeyRules),
-      Changed(
           "fwd bf16 b=1 h=7 s=130/200 d=64",
           [](KernelPlan& plan) {
             Rows256(plan);
