@@ -60,6 +60,7 @@ class Sweep {
     change(one.spec);
     return Add(std::move(one));
   }
+  // Cases have the data of their number: new ones come last, so that the others keep theirs.
   SweepCase& Add(SweepCase one) {
     one.problem.seed = 1000 + cases_.size();
     cases_.push_back(std::move(one));
@@ -490,37 +491,6 @@ void AddDropout(Sweep& sweep) {
     });
     one.problem.dropout_by_pointer = i == 1;
     one.sanitizer = i == 0;
-  }
-  // Rows of a few keys: what a weight loses by being rounded shows.
-  sweep.Add("dropout_few_keys_top_left", [](auto& s) {
-    SetHeads(s, 21, 3);
-    SetLengths(s, 7, 3);
-    SetDims(s, 164, 164);
-    s.layout = Layout::kSbhd;
-    s.causal = true;
-    s.align = MaskAlign::kTopLeft;
-    s.dropout = 0.01f;
-  });
-  sweep.Add("dropout_few_keys_wide_group", [](auto& s) {
-    SetHeads(s, 71, 1);
-    SetLengths(s, 4, 4);
-    SetDims(s, 192, 192);
-    s.type = ElementType::kFp16;
-    s.causal = true;
-    s.dropout = 0.01f;
-  });
-  for (int64_t left : {-1, 30}) {
-    sweep
-        .Add(absl::StrCat("hidden_keys_nan_", left < 0 ? "top_left" : "window"),
-             [left](auto& s) {
-               SetHeads(s, 6, 2);
-               SetLengths(s, 70, 300);
-               SetDims(s, 64, 64);
-               s.window_left = left;
-               s.causal = true;
-               s.align = left < 0 ? MaskAlign::kTopLeft : MaskAlign::kBottomRight;
-             })
-        .problem.poison_hidden_kv = true;
   }
   sweep.Add("dropout_causal_gqa", [](auto& s) {
     s.dropout = 0.2f;
@@ -1006,6 +976,40 @@ void AddRandomCombinations(Sweep& sweep) {
   }
 }
 
+void AddFewOrHiddenKeys(Sweep& sweep) {
+  // Rows of a few keys: what a weight loses by being rounded shows.
+  sweep.Add("dropout_few_keys_top_left", [](auto& s) {
+    SetHeads(s, 21, 3);
+    SetLengths(s, 7, 3);
+    SetDims(s, 164, 164);
+    s.layout = Layout::kSbhd;
+    s.causal = true;
+    s.align = MaskAlign::kTopLeft;
+    s.dropout = 0.01f;
+  });
+  sweep.Add("dropout_few_keys_wide_group", [](auto& s) {
+    SetHeads(s, 71, 1);
+    SetLengths(s, 4, 4);
+    SetDims(s, 192, 192);
+    s.type = ElementType::kFp16;
+    s.causal = true;
+    s.dropout = 0.01f;
+  });
+  for (int64_t left : {-1, 30}) {
+    sweep
+        .Add(absl::StrCat("hidden_keys_nan_", left < 0 ? "top_left" : "window"),
+             [left](auto& s) {
+               SetHeads(s, 6, 2);
+               SetLengths(s, 70, 300);
+               SetDims(s, 64, 64);
+               s.window_left = left;
+               s.causal = true;
+               s.align = left < 0 ? MaskAlign::kTopLeft : MaskAlign::kBottomRight;
+             })
+        .problem.poison_hidden_kv = true;
+  }
+}
+
 // Heads side by side that begin between multiples of 16 bytes, in rows of all heads that do not;
 // with their own keys, and in groups, where Q and K begin differently.
 void AddNarrowHeads(Sweep& sweep) {
@@ -1070,6 +1074,7 @@ const std::vector<SweepCase>& SpecSweep() {
     AddRandomCombinations(sweep);
     AddDecode(sweep);
     AddNarrowHeads(sweep);
+    AddFewOrHiddenKeys(sweep);
     return new std::vector<SweepCase>(sweep.Take());
   }();
   return *cases;
