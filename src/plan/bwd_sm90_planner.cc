@@ -83,14 +83,7 @@ FamilyAnswer Refuse(const PlanRequest& request) {
     nearest.dim_qk = std::min(spec.dim_qk, kMaxWideDim);
     nearest.dim_v = std::min(spec.dim_v, kMaxWideDim);
   } else if (!CountsWith31Bits(spec)) {
-    answer.refusal =
-        absl::StrCat("batch, seqlen_q, seqlen_kv = ", spec.batch, ", ", spec.seqlen_q, ", ",
-                     spec.seqlen_kv, ": rows and tiles are counted with 31 bits");
-    nearest.batch = 1;
-    nearest.seqlen_q =
-        std::min(spec.seqlen_q, kMostCountedRows / std::max<int64_t>(spec.heads_q, 1));
-    nearest.seqlen_kv =
-        std::min(spec.seqlen_kv, kMostCountedRows / std::max<int64_t>(spec.heads_q, 1));
+    answer.refusal = RefuseBeyond31Bits(spec, nearest);
   } else if (spec.strides.has_value() &&
              !std::all_of(spec.strides->begin(), spec.strides->end(), StridesFitBulkCopies)) {
     answer.refusal = "strides: rows must start on multiples of 16 bytes";

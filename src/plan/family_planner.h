@@ -2,7 +2,6 @@
 #ifndef TILEWRIGHT_PLAN_FAMILY_PLANNER_H_
 #define TILEWRIGHT_PLAN_FAMILY_PLANNER_H_
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -48,12 +47,9 @@ inline int64_t RoundUp(int64_t n, int64_t multiple) { return CeilDiv(n, multiple
 // Families with tensor maps count rows, and tiles of 64 and more of them, with 31 bits. What is
 // left above is for tiles that begin behind the last row.
 inline constexpr int64_t kMostCountedRows = (int64_t{1} << 31) - 4096;
-inline bool CountsWith31Bits(const AttentionSpec& spec) {
-  const int64_t rows = std::max(spec.seqlen_q, spec.seqlen_kv);
-  int64_t tiles = CeilDiv(rows, 64);
-  return rows <= kMostCountedRows && !__builtin_mul_overflow(tiles, spec.batch, &tiles) &&
-         !__builtin_mul_overflow(tiles, spec.heads_q, &tiles) && tiles <= kMostCountedRows;
-}
+bool CountsWith31Bits(const AttentionSpec& spec);
+// The refusal of a spec that does not, and the nearest one that does.
+std::string RefuseBeyond31Bits(const AttentionSpec& spec, AttentionSpec& nearest);
 
 inline bool IsHalf(ElementType type) {
   return type == ElementType::kFp16 || type == ElementType::kBf16;

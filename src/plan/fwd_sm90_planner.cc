@@ -185,14 +185,7 @@ FamilyAnswer Refuse(const PlanRequest& request) {
     nearest.dim_qk = std::min(spec.dim_qk, kMaxDimQk);
     nearest.dim_v = std::min(spec.dim_v, kMaxDimV);
   } else if (!CountsWith31Bits(spec)) {
-    answer.refusal =
-        absl::StrCat("batch, seqlen_q, seqlen_kv = ", spec.batch, ", ", spec.seqlen_q, ", ",
-                     spec.seqlen_kv, ": rows and tiles are counted with 31 bits");
-    nearest.batch = 1;
-    nearest.seqlen_q =
-        std::min(spec.seqlen_q, kMostCountedRows / std::max<int64_t>(spec.heads_q, 1));
-    nearest.seqlen_kv =
-        std::min(spec.seqlen_kv, kMostCountedRows / std::max<int64_t>(spec.heads_q, 1));
+    answer.refusal = RefuseBeyond31Bits(spec, nearest);
   } else if (spec.strides.has_value() && !HasNarrowDims(spec) &&
              !std::all_of(spec.strides->begin(), spec.strides->end(), StridesFitBulkCopies)) {
     answer.refusal = "strides: rows must start on multiples of 16 bytes";
@@ -324,9 +317,7 @@ constexpr Tile kUneven96[] = {{2, 128}, {2, 64, 1, 3}, {2, 112}, {2, 96}, {2, 64
 constexpr Tile kLongEven128[] = {{2, 128}, {3, 80}, {2, 64, 1, 3}, {2, 112},
                                  {2, 96},  {2, 64}, {2, 32}};
 constexpr Tile kSoftcap128[] = {{3, 64, 1, 3}, {2, 64, 1, 3}, {2, 64}, {2, 32}};
-constexpr Tile kShort128[] = {{2, 128}, {2, 64, 1, 3}, {3, 80}, {2, 112},
-                              {2, 96},  {2, 64},       {2, 32}};
-constexpr Tile kLongUneven128[] = {{2, 128}, {2, 64, 1, 3}, {3, 80}, {2, 112},
+constexpr Tile kWideBlocks128[] = {{2, 128}, {2, 64, 1, 3}, {3, 80}, {2, 112},
                                    {2, 96},  {2, 64},       {2, 32}};
 constexpr Tile k128[] = {{2, 64, 1, 3}, {2, 128}, {3, 80}, {2, 112}, {2, 96}, {2, 64}, {2, 32}};
 constexpr Tile k112[] = {{3, 96}, {2, 144}, {2, 128}, {2, 112}, {3, 80}, {2, 64}, {2, 32}};
@@ -426,11 +417,11 @@ absl::Span<const Tile> TilesFor(const PlanRequest& request) {
   if (dim <= 112) return third_fits ? absl::MakeConstSpan(kShortUneven112) : kUneven112;
   if (dim <= 128 && HasSoftcapAlone(spec)) return kSoftcap128;
   if (dim <= 128 && even) {
-    return spec.seqlen_q <= 4096 ? absl::MakeConstSpan(kShort128) : kLongEven128;
+    return spec.seqlen_q <= 4096 ? absl::MakeConstSpan(kWideBlocks128) : kLongEven128;
   }
   // More keys a product; up to 4096 rows that is 3 to 9 % too, and a third of the compile time.
   if (dim <= 128) {
-    return one_length && spec.seqlen_q > 4096 ? absl::MakeConstSpan(kLongUneven128) : k128;
+    return one_length && spec.seqlen_q > 4096 ? absl::MakeConstSpan(kWideBlocks128) : k128;
   }
   if (dim <= 192 && dims.v <= 128) return k192;
   if (dim <= 192) return kWideV192;

@@ -1,5 +1,8 @@
 #include "plan/planner.h"
 
+#include <algorithm>
+#include <cstdint>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -127,6 +130,22 @@ std::vector<KernelPlan> Candidates(const PlanRequest& request, const Decision& d
   }
   while (next < others.size()) plans.push_back(std::move(others[next++]));
   return plans;
+}
+
+bool CountsWith31Bits(const AttentionSpec& spec) {
+  const int64_t rows = std::max(spec.seqlen_q, spec.seqlen_kv);
+  int64_t tiles = CeilDiv(rows, 64);
+  return rows <= kMostCountedRows && !__builtin_mul_overflow(tiles, spec.batch, &tiles) &&
+         !__builtin_mul_overflow(tiles, spec.heads_q, &tiles) && tiles <= kMostCountedRows;
+}
+
+std::string RefuseBeyond31Bits(const AttentionSpec& spec, AttentionSpec& nearest) {
+  const int64_t most = kMostCountedRows / std::max<int64_t>(spec.heads_q, 1);
+  nearest.batch = 1;
+  nearest.seqlen_q = std::min(spec.seqlen_q, most);
+  nearest.seqlen_kv = std::min(spec.seqlen_kv, most);
+  return absl::StrCat("batch, seqlen_q, seqlen_kv = ", spec.batch, ", ", spec.seqlen_q, ", ",
+                      spec.seqlen_kv, ": rows and tiles are counted with 31 bits");
 }
 
 }  // namespace tilewright::plan
