@@ -464,28 +464,19 @@ class Builder {
     return pages;
   }
 
-  struct KeyRange {
-    int64_t begin;
-    int64_t end;
-  };
   // The keys of a sequence that hold numbers.
-  KeyRange UsedKeys(int64_t b) const {
-    KeyRange keys = {spec_.left_padding ? left_padding_[b] : 0, lengths_kv_[b]};
-    if (!options_.poison_hidden_kv) return keys;
-    const int64_t rows = lengths_q_[b];
-    // Of the first row.
-    const int64_t diagonal = spec_.align == MaskAlign::kTopLeft ? 0 : keys.end - rows;
-    const int64_t right = spec::EffectiveWindowRight(spec_);
-    if (spec_.window_left >= 0) keys.begin = std::max(keys.begin, diagonal - spec_.window_left);
-    if (right >= 0) keys.end = std::min(keys.end, diagonal + rows + right);
-    return keys;
+  spec::KeyBounds UsedKeys(int64_t b) const {
+    const spec::KeyBounds seen = spec::KeysInWindow(spec_, lengths_q_[b], lengths_kv_[b]);
+    const int64_t padding = spec_.left_padding ? left_padding_[b] : 0;
+    if (!options_.poison_hidden_kv) return {padding, lengths_kv_[b]};
+    return {std::max<int64_t>(padding, seen.begin), seen.end};
   }
 
   void PoisonUnused(int64_t kv_batch, int64_t kv_rows) {
     const AttentionArgs& args = problem_.args();
     std::vector<bool> used(kv_batch * kv_rows, false);
     for (int64_t b = 0; b < spec_.batch; ++b) {
-      const KeyRange keys = UsedKeys(b);
+      const spec::KeyBounds keys = UsedKeys(b);
       for (int64_t j = keys.begin; j < keys.end; ++j) {
         if (spec_.page_size > 0) {
           const int32_t page =

@@ -106,28 +106,6 @@ int64_t BwdSectionHeads(const plan::KernelPlan& plan, const AttentionSpec& spec,
   return best;
 }
 
-// The keys [first, end) that some row sees, by the window.
-struct SeenKeys {
-  int64_t first;
-  int64_t end;
-};
-
-SeenKeys FindSeenKeys(const AttentionSpec& spec, const AttentionArgs& args) {
-  // No distance is larger, and sums of these do not overflow: lengths have 31 bits.
-  const int64_t reach = args.seqlen_q + args.seqlen_kv;
-  const int64_t right = spec::EffectiveWindowRight(spec);
-  const int64_t diagonal = spec.align == MaskAlign::kTopLeft ? 0 : args.seqlen_kv - args.seqlen_q;
-  SeenKeys keys = {0, args.seqlen_kv};
-  if (spec.window_left >= 0) {
-    keys.first = std::clamp<int64_t>(diagonal - std::min(spec.window_left, reach), 0, keys.end);
-  }
-  if (right >= 0) {
-    keys.end = std::clamp<int64_t>(diagonal + args.seqlen_q + std::min(right, reach), 0, keys.end);
-  }
-  // Of keys that nobody sees nothing is loaded, and a map has rows.
-  return keys.first < keys.end ? keys : SeenKeys{0, args.seqlen_kv};
-}
-
 absl::Status PackBwd(const device::DriverApi& api, const plan::KernelPlan& plan,
                      const AttentionSpec& spec, const AttentionArgs& args, std::byte* slot) {
   const int64_t tile_keys = int64_t{plan.block_n} * std::max(plan.cluster, 1);
@@ -150,11 +128,13 @@ absl::Status PackBwd(const device::DriverApi& api, const plan::KernelPlan& plan,
                   map);
   };
   const bool q = of_rows(args.q, spec.dim_qk, &out.q) && of_rows(args.d_o, spec.dim_v, &out.d_o);
-  const SeenKeys seen = FindSeenKeys(spec, args);
+  spec::KeyBounds seen = spec::KeysInWindow(spec, args.seqlen_q, args.seqlen_kv);
+  // Of keys that nobody sees nothing is loaded, and a map has rows.
+  if (seen.begin >= seen.end) seen = {0, args.seqlen_kv};
   Tensor seen_k = args.k;
   seen_k.data = static_cast<const std::byte*>(args.k.data) +
-                seen.first * args.k.strides.seq * spec::ElementBytes(spec.type);
-  const bool kv = Encode(api, spec.type, seen_k, spec.dim_qk, seen.end - seen.first, spec.heads_kv,
+                seen.begin * args.k.strides.seq * spec::ElementBytes(spec.type);
+  const bool kv = Encode(api, spec.type, seen_k, spec.dim_qk, seen.end - seen.begin, spec.heads_kv,
                          args.batch, plan.block_n, &out.k) &&
                   of_keys(args.v, spec.dim_v, plan.block_n, &out.v);
   // A warpgroup stores its own 64 rows.
@@ -166,7 +146,7 @@ absl::Status PackBwd(const device::DriverApi& api, const plan::KernelPlan& plan,
   out.section_heads = static_cast<uint32_t>(BwdSectionHeads(plan, spec, args, key_tiles, heads));
   out.by_threads = (q ? 0 : abi::kQByThreads) | (kv ? 0 : abi::kKvByThreads) |
                    (gradients ? 0 : abi::kGradientsByThreads);
-  out.first_key = static_cast<uint32_t>(seen.first);
+  out.first_key = static_cast<uint32_t>(seen.begin);
   out.end_key = static_cast<uint32_t>(seen.end);
   std::memcpy(slot, &out, sizeof(out));
   return absl::OkStatus();

@@ -812,6 +812,20 @@ int64_t EffectiveWindowRight(const AttentionSpec& spec) {
   return spec.causal ? 0 : spec.window_right;
 }
 
+KeyBounds KeysInWindow(const AttentionSpec& spec, int64_t seqlen_q, int64_t seqlen_kv) {
+  const int64_t reach = seqlen_q + seqlen_kv;  // no distance is larger
+  const int64_t right = EffectiveWindowRight(spec);
+  const int64_t diagonal = spec.align == MaskAlign::kTopLeft ? 0 : seqlen_kv - seqlen_q;
+  KeyBounds keys = {0, seqlen_kv};
+  if (spec.window_left >= 0) {
+    keys.begin = std::clamp<int64_t>(diagonal - std::min(spec.window_left, reach), 0, seqlen_kv);
+  }
+  if (right >= 0) {
+    keys.end = std::clamp<int64_t>(diagonal + seqlen_q + std::min(right, reach), 0, seqlen_kv);
+  }
+  return keys;
+}
+
 std::array<Strides, 4> EffectiveStrides(const AttentionSpec& spec) {
   if (spec.strides.has_value()) return *spec.strides;
   // Pages hold the tokens of one sequence, so there is no packed or sequence-first form of them.

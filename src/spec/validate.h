@@ -34,6 +34,14 @@ int64_t GroupSize(const AttentionSpec& spec);
 // Causal merged into the window: right = 0.
 int64_t EffectiveWindowRight(const AttentionSpec& spec);
 
+// The keys [begin, end) of a sequence that the window lets some row see; begin >= end: none. Any
+// distance is served: no sum of lengths may overflow.
+struct KeyBounds {
+  int64_t begin;
+  int64_t end;
+};
+KeyBounds KeysInWindow(const AttentionSpec& spec, int64_t seqlen_q, int64_t seqlen_kv);
+
 // Strides q, k, v, o: the explicit ones, or dense in the spec's layout. Of K and V in pages: those
 // within one page, [page_size, heads, dim] or for bhsd [heads, page_size, dim], and `batch` from
 // page to page.

@@ -163,8 +163,11 @@ TEST(RandomProblemTest, KeysThatAWindowHidesArePoisonedWhereAskedFor) {
   const struct {
     const char* words;
     int first, end;  // keys that some row sees
-  } cases[] = {
-      {"causal=top_left", 0, 3}, {"window=1,0", 6, 10}, {"window=1,2 align=top_left", 0, 5}};
+  } cases[] = {{"causal=top_left", 0, 3},
+               {"window=1,0", 6, 10},
+               {"window=1,2 align=top_left", 0, 5},
+               {"window=9223372036854775807,0", 0, 10},
+               {"window=9223372036854775807,1 align=top_left", 0, 4}};
   for (const auto& c : cases) {
     SCOPED_TRACE(c.words);
     const AttentionSpec spec = Spec(std::string("fwd fp32 b=1 h=1 s=3/10 d=4 ") + c.words);

@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <functional>
-#include <limits>
 #include <random>
 #include <string>
 #include <string_view>
@@ -24,6 +23,8 @@ namespace tilewright {
 namespace {
 
 using reference::HostCase;
+using reference::PoisonAllBut;
+using reference::PoisonRows;
 
 struct Scenario {
   std::string spec;
@@ -68,27 +69,6 @@ void MisalignRows(HostCase& c) {
   widen(c.args.q, c.q, c.spec.seqlen_q, c.spec.heads_q, c.spec.dim_qk);
   widen(c.args.k, c.k, c.spec.seqlen_kv, c.spec.heads_kv, c.spec.dim_qk);
   widen(c.args.v, c.v, c.spec.seqlen_kv, c.spec.heads_kv, c.spec.dim_v);
-}
-
-// NaN in rows [first, end) of K and V of a batch.
-void PoisonRows(HostCase& c, int64_t b, int64_t first, int64_t end) {
-  const double nan = std::numeric_limits<double>::quiet_NaN();
-  for (int64_t j = first; j < end; ++j) {
-    for (int64_t h = 0; h < c.spec.heads_kv; ++h) {
-      for (int64_t d = 0; d < c.spec.dim_qk; ++d) c.k.Set(c.KAt(b, j, h, d), nan);
-      for (int64_t d = 0; d < c.spec.dim_v; ++d) c.v.Set(c.VAt(b, j, h, d), nan);
-    }
-  }
-}
-
-// NaN in all keys but [first, end), which some row sees.
-std::function<void(HostCase&)> PoisonAllBut(int64_t first, int64_t end) {
-  return [=](HostCase& c) {
-    for (int64_t b = 0; b < c.spec.batch; ++b) {
-      PoisonRows(c, b, 0, first);
-      PoisonRows(c, b, end, c.spec.seqlen_kv);
-    }
-  };
 }
 
 // Of attn_bwd_sm90.

@@ -142,8 +142,7 @@ TEST_F(SteepScoresTest, AJumpOfAnyHeightAtAnyPlace) {
 }
 
 // Tiles that are computed once more, in turns, by warpgroups of which some have no rows: of the
-// last tile only the first of them has.
-// Among so many rows one has an LSE of 1.01 bars (H200).
+// last tile only the first of them has. Among so many rows one has an LSE of 1.01 bars (H200).
 TEST_F(SteepScoresTest, AJumpInATileWithWarpgroupsWithoutRows) {
   for (const char* spec :
        {"fwd bf16 b=1 h=1 s=4104/700 d=64", "fwd bf16 b=1 h=1 s=4104/700 d=64 causal",

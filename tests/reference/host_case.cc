@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
+#include <limits>
 #include <utility>
 
 #include "spec/validate.h"
@@ -172,6 +174,25 @@ AttentionSpec SmallSpec(int64_t seqlen_q, int64_t seqlen_kv, int64_t dim_qk, int
   spec.dim_qk = dim_qk;
   spec.dim_v = dim_v;
   return spec;
+}
+
+void PoisonRows(HostCase& c, int64_t b, int64_t first, int64_t end) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (int64_t j = first; j < end; ++j) {
+    for (int64_t h = 0; h < c.spec.heads_kv; ++h) {
+      for (int64_t d = 0; d < c.spec.dim_qk; ++d) c.k.Set(c.KAt(b, j, h, d), nan);
+      for (int64_t d = 0; d < c.spec.dim_v; ++d) c.v.Set(c.VAt(b, j, h, d), nan);
+    }
+  }
+}
+
+std::function<void(HostCase&)> PoisonAllBut(int64_t first, int64_t end) {
+  return [=](HostCase& c) {
+    for (int64_t b = 0; b < c.spec.batch; ++b) {
+      PoisonRows(c, b, 0, first);
+      PoisonRows(c, b, end, c.spec.seqlen_kv);
+    }
+  };
 }
 
 void ExpectSame(const std::vector<double>& actual, const std::vector<double>& expected,

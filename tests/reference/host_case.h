@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <random>
 #include <vector>
 
@@ -80,6 +81,11 @@ class HostCase {
 
 // fp32, one head of one batch, `seqlen_q` rows and `seqlen_kv` keys.
 AttentionSpec SmallSpec(int64_t seqlen_q, int64_t seqlen_kv, int64_t dim_qk = 4, int64_t dim_v = 3);
+
+// NaN in rows [first, end) of K and V of a batch.
+void PoisonRows(HostCase& c, int64_t b, int64_t first, int64_t end);
+// A change to a case: NaN in all keys of all batches but [first, end).
+std::function<void(HostCase&)> PoisonAllBut(int64_t first, int64_t end);
 
 // Both hold the same numbers, to `tolerance`; NaN equals NaN.
 void ExpectSame(const std::vector<double>& actual, const std::vector<double>& expected,
