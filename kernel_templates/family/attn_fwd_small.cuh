@@ -1080,7 +1080,9 @@ __device__ __forceinline__ bool WalkAlikeTiles(SharedStorage<Config>& storage,
       done.place.b = visit.b;
       FinishRows<Config, true>(rows, own, done, params);
       if constexpr (Config::kNarrowRows) {
-        copier.Store(own, tile, params);
+        done.rows = tile.rows;
+        done.o = tile.o;
+        copier.Store(own, done, params);
         tile.o += distance.o;
       } else {
         copier.StoreWide(own, o, ptx::Opaque(core.o_strides.seq * (2 * Copier<Config>::kRowsOfO)),

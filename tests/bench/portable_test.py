@@ -62,27 +62,23 @@ class PortableTest(unittest.TestCase):
 
     def test_summary_counts_the_zoo_only(self):
         rows = [
-            {"protocol": "rows", "ms": 1, "ratio": 2},
-            {"protocol": "zoo", "ms": 1, "ratio": 1.2},
-            {"protocol": "zoo", "ms": 1, "ratio": 0.9},
-            {"protocol": "zoo", "ms": 1},
+            row_of(protocol="rows", ratio=2),
+            row_of(protocol="zoo", ratio=1.2),
+            row_of(protocol="zoo", ratio=0.9),
+            row_of(protocol="zoo"),
+            row_of(protocol="zoo", ratio=9, error=3e-3),
             {"protocol": "zoo", "why": "refused"},
         ]
         self.assertEqual(
             portable.summary(rows),
-            {"asked": 4, "ran": 3, "with_a_peer": 2, "faster": 1, "median_ratio": 1.05},
+            {"asked": 5, "ran": 3, "with_a_peer": 2, "faster": 1, "median_ratio": 1.05},
         )
         self.assertIsNone(portable.summary(rows[3:])["median_ratio"])
 
     def test_the_table_has_a_line_for_each_group_and_one_for_all(self):
         def row(sizes, **fields):
-            return {
-                "name": sizes,
-                "spec": f"fwd bf16 b=1 h=1 {sizes}",
-                "protocol": "zoo",
-                "ms": 1,
-                **fields,
-            }
+            spec = f"fwd bf16 b=1 h=1 {sizes}"
+            return row_of(name=sizes, spec=spec, protocol="zoo", **fields)
 
         results = {
             "device": "D",

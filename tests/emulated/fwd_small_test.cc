@@ -65,6 +65,12 @@ const std::vector<Emulation>& Cases() {
     // The tiles of a block are those of one head, or of several.
     add(OnBlocks(2, "fwd bf16 b=9 h=2 s=49 d=32 lse"));
     add(OnBlocks(3, "fwd fp16 b=9 h=2 s=20/40 d=24 causal"));
+    // The same with narrow rows: of all tensors, of V and O, of Q and K, and with kept terms.
+    add(OnBlocks(4, "fwd fp16 b=9 h=2 s=30 d=30 lse"));
+    add(OnBlocks(2, "fwd fp16 b=40 h=1 s=16 d=6"));
+    add(OnBlocks(4, "fwd bf16 b=9 h=2 s=20/90 d=32/30"));
+    add(OnBlocks(4, "fwd bf16 b=9 h=2 s=20/40 d=30/32"));
+    add(OnBlocks(4, "fwd fp16 b=9 h=2 s=40 d=30 bias=fp16:1,2,40,40 mask=bool:9,1,1,40"));
     // Two heads side by side, which share one of K and V.
     add(OnBlocks(2, "fwd bf16 b=5 h=4/2 s=20/33 d=24/40"));
     // Sizes that were not planned for: longer, another number of tiles, several blocks of keys.

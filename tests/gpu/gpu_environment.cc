@@ -11,6 +11,8 @@
 #include "cli/attention_run.h"
 #include "cli/device_problem.h"
 #include "cli/gradients.h"
+#include "device/driver_api.h"
+#include "runtime/runtime_impl.h"
 #include "spec/canonical.h"
 #include "tests/gpu/guarded_outputs.h"
 #include "tests/gpu/summary.h"
@@ -39,8 +41,30 @@ GpuEnvironment& GpuEnvironment::Get() {
   return *environment;
 }
 
+namespace {
+
+// cuDeviceGetAttribute of a driver whose devices have as many multiprocessors as --sms says.
+const device::DriverApi* whole_driver = nullptr;
+CUresult CUDAAPI GetAttributeOfFew(int* value, CUdevice_attribute attribute, CUdevice device) {
+  if (attribute != CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) {
+    return whole_driver->cuDeviceGetAttribute(value, attribute, device);
+  }
+  *value = ProgramFlags().sms;
+  return CUDA_SUCCESS;
+}
+
+absl::StatusOr<std::shared_ptr<device::DeviceManager>> OpenDevices() {
+  if (ProgramFlags().sms == 0) return device::DeviceManager::Create();
+  TILEWRIGHT_ASSIGN_OR_RETURN(whole_driver, device::LoadDriver());
+  static auto* few = new device::DriverApi(*whole_driver);
+  few->cuDeviceGetAttribute = &GetAttributeOfFew;
+  return device::DeviceManager::Create(few);
+}
+
+}  // namespace
+
 GpuEnvironment::GpuEnvironment() {
-  auto devices = device::DeviceManager::Create();
+  auto devices = OpenDevices();
   if (!devices.ok()) {
     missing_ = absl::StrCat("no GPU: ", devices.status().message());
     return;
@@ -56,7 +80,11 @@ GpuEnvironment::GpuEnvironment() {
   RuntimeOptions options = OptionsFor("");
   options.cache_in_memory = true;
   options.compile_threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  auto runtime = Runtime::Create(options);
+  RuntimeParts parts;
+  parts.open_devices = [this] {
+    return absl::StatusOr<std::shared_ptr<device::DeviceManager>>(devices_);
+  };
+  auto runtime = RuntimeParts::CreateRuntime(options, std::move(parts));
   TILEWRIGHT_CHECK(runtime.ok());
   runtime_ = *std::move(runtime);
 }

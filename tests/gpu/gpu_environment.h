@@ -32,6 +32,9 @@ struct Flags {
   std::string scenario;    // be a child process of a test (scenarios.h)
   std::string cache_dir;   // the store of that child
   std::string fuzz;        // "COUNT" or "COUNT@SEED": random cases of FuzzTest
+  // Plan for a device of so many multiprocessors, 0: as many as it has. With a few of them each
+  // block of a kernel that walks over tiles comes to many, as with the large batches of callers.
+  int sms = 0;
 };
 Flags& ProgramFlags();
 

@@ -1,6 +1,7 @@
 // The GPU tests as a program:
 //   gpu_test [GoogleTest's flags] [--slow] [--sanitizer] [--results FILE] [--commit HASH]
 //   gpu_test --fuzz COUNT[@SEED] --gtest_filter='FuzzTest.*'   so many random problems
+//   gpu_test --sms 4 --gtest_filter='*NumericsTest*:*BackwardPartTest*'   as if on a small GPU
 //   compute-sanitizer --tool memcheck gpu_test --sanitizer
 // Exits with 1 when a test failed, also when it only could not write its results.
 #include <gtest/gtest.h>
@@ -9,6 +10,7 @@
 #include <filesystem>
 #include <string>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "bench/read_flags.h"
 #include "bench/result_file.h"
@@ -59,16 +61,22 @@ int main(int argc, char** argv) {
   using namespace tilewright::gpu_tests;
   ::testing::InitGoogleTest(&argc, argv);
   Flags& flags = ProgramFlags();
+  std::string sms = "0";
   const absl::Status read =
       tilewright::bench::ReadFlags(argc, argv,
                                    {{{"--results", &flags.results},
                                      {"--commit", &flags.commit},
                                      {"--scenario", &flags.scenario},
                                      {"--cache", &flags.cache_dir},
-                                     {"--fuzz", &flags.fuzz}},
+                                     {"--fuzz", &flags.fuzz},
+                                     {"--sms", &sms}},
                                     {{"--slow", &flags.slow}, {"--sanitizer", &flags.sanitizer}}});
   if (!read.ok()) {
     std::fprintf(stderr, "%s\n", std::string(read.message()).c_str());
+    return 2;
+  }
+  if (!absl::SimpleAtoi(sms, &flags.sms) || flags.sms < 0) {
+    std::fprintf(stderr, "--sms is %s; it must be a number of multiprocessors\n", sms.c_str());
     return 2;
   }
   if (!flags.scenario.empty()) return RunScenario(flags.scenario, flags.cache_dir);

@@ -1053,6 +1053,32 @@ void AddNarrowHeads(Sweep& sweep) {
   }
 }
 
+// Small problems of narrow rows, more of them than the blocks of a GPU attend to at a time.
+void AddManyNarrowProblems(Sweep& sweep) {
+  const auto add = [&sweep](const std::string& name, int64_t batch, int64_t heads, int64_t queries,
+                            int64_t keys, int64_t qk, int64_t v) -> SweepCase& {
+    return sweep.Add("many_narrow_" + name, [=](auto& s) {
+      s.batch = batch;
+      s.type = ElementType::kFp16;
+      SetHeads(s, heads, heads);
+      SetLengths(s, queries, keys);
+      SetDims(s, qk, v);
+    });
+  };
+  add("6", 12544, 4, 16, 16, 6, 6);
+  add("10", 9000, 4, 16, 16, 10, 10);
+  add("30", 1800, 4, 64, 64, 30, 30);
+  add("30_32", 1800, 4, 40, 90, 30, 32);
+  add("32_30", 1800, 4, 90, 40, 32, 30);
+  const auto add_bias = [](SweepCase& one) {
+    AttentionSpec& s = one.spec;
+    s.bias = {
+        {.type = s.type, .heads = s.heads_q, .seqlen_q = s.seqlen_q, .seqlen_kv = s.seqlen_kv}};
+  };
+  add_bias(add("bias_64", 1024, 6, 64, 64, 30, 30));
+  add_bias(add("bias_256", 256, 6, 256, 256, 30, 30));
+}
+
 }  // namespace
 
 const std::vector<SweepCase>& SpecSweep() {
@@ -1075,6 +1101,7 @@ const std::vector<SweepCase>& SpecSweep() {
     AddDecode(sweep);
     AddNarrowHeads(sweep);
     AddFewOrHiddenKeys(sweep);
+    AddManyNarrowProblems(sweep);
     return new std::vector<SweepCase>(sweep.Take());
   }();
   return *cases;
