@@ -1249,7 +1249,7 @@ def select(entries, patterns):
     chosen = [e for e in entries if any(fnmatch.fnmatch(e["name"], p) for p in patterns)]
     for pattern in patterns:
         if not any(fnmatch.fnmatch(e["name"], pattern) for e in entries):
-            raise SpecError(f"no row of peers.json is called {pattern}")
+            raise SpecError(f"nothing to measure is called {pattern}")
     return chosen
 
 

@@ -173,14 +173,15 @@ def least_seconds(entry):
 
 
 def entries_of(arguments):
-    chosen = []
+    both = []
     if arguments.only != "zoo":
         rows = compare.load_entries(HERE / "peers_portable.json")
-        chosen += [("rows", entry) for entry in compare.select(rows, arguments.names)]
+        both += [{"kind": "rows", **entry} for entry in rows]
     if arguments.only != "rows":
-        zoo = sorted(compare.zoo_entries(arguments.names), key=least_seconds)
-        chosen += [("zoo", entry) for entry in zoo]
-    return chosen
+        zoo = sorted(compare.zoo_entries(["*"]), key=least_seconds)
+        both += [{"kind": "zoo", **entry} for entry in zoo]
+    # A pattern may name rows, workloads or both.
+    return [(entry.pop("kind"), entry) for entry in compare.select(both, arguments.names)]
 
 
 def main(argv):
