@@ -98,6 +98,10 @@ std::string RefusalOfBoth(const PlanRequest& request) {
                         ": must be at most ", kFewQueries, " queries, or ", kKeysOfQuery,
                         " times as many keys as queries");
   }
+  if (HasManyFewKeys(request)) {
+    return absl::StrCat("batch * heads_kv = ", spec.batch * spec.heads_kv, " sequences of ",
+                        spec.seqlen_kv, " keys: so few are read sooner than shared out");
+  }
   if (spec.seqlen_kv > std::numeric_limits<int32_t>::max()) {
     return absl::StrCat("seqlen_kv = ", spec.seqlen_kv, ": must be below 2^31");
   }
@@ -151,6 +155,24 @@ void Explain(const PlanRequest& request, FamilyAnswer& answer) {
 }
 
 }  // namespace
+
+bool HasManyFewKeys(const PlanRequest& request) {
+  const AttentionSpec& spec = request.spec;
+  // K and V are read once for each head of Q there. On one H200 (2026-12-01), microseconds of
+  // attn_decode (of what is chosen instead: attn_fwd_small, attn_fwd_sm80 from 160 keys on), 2048
+  // sequences: d16 with 8 keys 63 (10), 128 keys 61 (15), 512 keys 88 (45); d64 with 160 keys 74
+  // (39), 256 keys 83 (61), 512 keys 105 (95), 1024 keys 152 (162); d128 with 64 keys 72 (34);
+  // eight heads of d16 on each of 2048 sequences of 128 keys 63 (49).
+  constexpr int64_t kFewBytes = 64 << 10;
+  constexpr int64_t kMaxDim = 128;
+  if (request.family.has_value() || spec.batch_invariant || !HasOneHalfType(spec) ||
+      std::max(spec.dim_qk, spec.dim_v) > kMaxDim) {
+    return false;
+  }
+  const int64_t bytes = spec.seqlen_kv * (spec.dim_qk + spec.dim_v) * spec::ElementBytes(spec.type);
+  return spec.batch * spec.heads_kv >= request.board.num_sms &&
+         spec::GroupSize(spec) * bytes <= kFewBytes;
+}
 
 int64_t DecodeSmemBytes(const KernelPlan& plan, const AttentionSpec& spec) {
   const int64_t size = spec::ElementBytes(spec::KvType(spec));

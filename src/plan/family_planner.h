@@ -92,6 +92,11 @@ inline constexpr int64_t kDecodeFewKeys = 512;
 // Bytes of K and V from which on a block's share of them is cut, so that multiprocessors that read
 // faster than others take more.
 inline constexpr int64_t kDecodeLongShare = int64_t{16} << 20;
+// Whether a spec has so many sequences of so few keys that the families for short queries are
+// quicker than attn_decode, whose blocks do more for a sequence than read it. False for what those
+// families do not serve, and where a plan must not depend on the batch.
+bool HasManyFewKeys(const PlanRequest& request);
+
 // Of attn_decode: the rings of all teams and what lies beside them.
 int64_t DecodeSmemBytes(const KernelPlan& plan, const AttentionSpec& spec);
 

@@ -202,7 +202,7 @@ FamilyAnswer Refuse(const PlanRequest& request) {
     nearest.seqlen_q = std::max(spec.seqlen_q, kFewKeys);
     nearest.seqlen_kv = std::max(spec.seqlen_kv, kFewKeys);
   } else if (!request.family.has_value() && spec.seqlen_q <= kWarpgroupRows &&
-             spec.seqlen_kv <= kFewKeys) {
+             (spec.seqlen_kv <= kFewKeys || HasManyFewKeys(request))) {
     answer.refusal = absl::StrCat("seqlen_q, seqlen_kv = ", spec.seqlen_q, ", ", spec.seqlen_kv,
                                   ": so few rows and keys leave its tiles mostly empty");
     nearest.seqlen_q = kWarpgroupRows + 1;

@@ -33,7 +33,8 @@ struct LongTile {
 };
 constexpr LongTile kLongTiles[] = {{128, 64, 32}, {64, 32, 32}, {64, 64, 32}, {128, 32, 16}};
 constexpr int64_t kManyBatches = 32;
-constexpr int kFewWarps = 8;
+// On one H200 (2026-12-01), d32, 1024 keys: 4.5 ms with 6 warps, attn_fwd_sm80 7.0.
+constexpr int kFewWarps = 6;
 // Tiles of a block from which on keeping a bias is worth more than wgmma, which attn_fwd_sm90 has
 // for a bias without masks. On one H200 (2026-11-30), microseconds of this family (that one): 35
 // tiles 198 (236), 16 tiles 74 (81), 6 tiles 50 (47).
@@ -266,9 +267,14 @@ std::string WhySlower(const PlanRequest& request, const KernelPlan& best) {
   const AttentionSpec& spec = request.spec;
   const int64_t rows = std::max<int64_t>(spec.seqlen_q, 1);
   if (!IsLong(request)) {
-    if (best.block_m <= kManyBiased || Resident(request, best) >= 2) return "";
-    return absl::StrCat("seqlen_q, dim_qk = ", rows, ", ", spec.dim_qk,
-                        ": a multiprocessor has no room for two of its blocks");
+    const int64_t resident = std::max<int64_t>(Resident(request, best), 1);
+    // Of a single warp on a multiprocessor waits show. On one H200 (2026-12-01), one query of d128,
+    // 2048 sequences: 71 us for 128 keys, attn_fwd_sm80 61; two warps 34 for 64 keys (47).
+    const bool has_room = resident >= 2 || best.block_m <= kManyBiased;
+    if (has_room && resident * best.warps >= 2) return "";
+    return absl::StrCat("seqlen_q, seqlen_kv, dim_qk = ", rows, ", ", spec.seqlen_kv, ", ",
+                        spec.dim_qk, ": a multiprocessor has room for no more than ", resident,
+                        " of its blocks of ", best.warps, " warps");
   }
   if (best.warps < kFewWarps) {
     return absl::StrCat("seqlen_kv = ", spec.seqlen_kv, ": beside the terms there is room for ",

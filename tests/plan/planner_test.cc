@@ -114,6 +114,25 @@ TEST(PlannerTest, FewQueriesOverManyKeysAreDecoded) {
   EXPECT_EQ(BestFor("fwd bf16 b=4096 h=4 s=49 d=32").value().plan.family, Family::kFwdSmall);
 }
 
+TEST(PlannerTest, ManySequencesOfFewKeysAreNotDecoded) {
+  const auto family = [](const std::string& spec) { return BestFor(spec).value().plan.family; };
+  EXPECT_EQ(family("fwd bf16 b=147456 h=4 s=1/4 d=16 mask=bool:1,1,1,4"), Family::kFwdSmall);
+  EXPECT_EQ(family("fwd bf16 b=64800 h=16 s=3/13 d=32"), Family::kFwdSmall);
+  EXPECT_EQ(family("fwd bf16 b=256 h=8 s=1/64 d=128"), Family::kFwdSmall);
+  // Longer than that family's, or on pages.
+  EXPECT_EQ(family("fwd bf16 b=256 h=8 s=1/256 d=64"), Family::kFwdSm80);
+  EXPECT_EQ(family("fwd bf16 b=256 h=8 s=1/64 d=64 varlen paged=16"), Family::kFwdSm80);
+  // One warp of that family on a multiprocessor.
+  EXPECT_EQ(family("fwd bf16 b=256 h=8 s=1/128 d=128"), Family::kFwdSm80);
+  // Few sequences, many bytes of keys, many heads on them, what only attn_decode reads, and what
+  // must not depend on the batch.
+  EXPECT_EQ(family("fwd bf16 b=16 h=8 s=1/64 d=64"), Family::kDecode);
+  EXPECT_EQ(family("fwd bf16 b=256 h=8 s=1/1024 d=64"), Family::kDecode);
+  EXPECT_EQ(family("fwd bf16 b=256 h=64/4 s=1/128 d=64"), Family::kDecode);
+  EXPECT_EQ(family("fwd bf16 b=256 h=8 s=1/64 d=64 kv=e4m3 kv_scale=tensor"), Family::kDecode);
+  EXPECT_EQ(family("fwd bf16 b=256 h=8 s=1/64 d=64 batch_invariant"), Family::kDecode);
+}
+
 TEST(PlannerTest, NeighbouringHeadsOfShortSequencesShareABlock) {
   const auto teams = [](const std::string& spec) {
     const KernelPlan plan = BestFor(spec).value().plan;
