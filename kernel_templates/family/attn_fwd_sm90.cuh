@@ -59,8 +59,9 @@
 //           tiles_done                      a warp each, when all its tiles are done; a cluster
 //                                           meets at its own barrier instead
 //           named 13                        warpgroups that share rows, around what they exchange
-//           named 14                        the consumers, before they write O over V, and after
-//                                           they have zeroed unseen rows of V
+//           named 14                        the consumers, after they have zeroed unseen rows of V,
+//                                           and before they write O over V; where each has a stage
+//                                           of V for its rows of O, that one's v_empty instead
 //           named 15                        the loading warpgroup, around a copy by threads
 // Shared    weights [2][panel][kBlockM][64] of warpgroups that share rows: those that are
 //                                           multiplied, and those that come next
@@ -70,7 +71,8 @@
 //                                           P V sums the rows of P as well; copies leave them alone
 //           raw [kStages][panel][kBlockN][128] e4m3: V as it was loaded, and
 //                                           v [kStages][panel of 128 keys][dim_v][128]
-//           o [panel][kBlockM][64]          or over q, or over all stages of v
+//           o [panel][kBlockM][64]          or over q, or over all stages of v; or each warpgroup's
+//                                           [panel][64][64] over a stage of v
 //           bias [warpgroup][term]          tiles of the first kStagedTerms bias terms: with one
 //                                           stage the next is on its way while the weights of this
 //                                           block are made and the products of the next begin
@@ -871,6 +873,30 @@ struct Loader {
     }
   }
 
+  // Has what a tile needs next come to L2 while its place is waited for: V of its first block of
+  // keys, and K of its second.
+  template <class Walk>
+  __device__ __forceinline__ void PrefetchKeys(const Problem& problem, int block,
+                                               const Walk& walk) const {
+    if constexpr (Config::KvRows::kIsDense && Config::kCluster == 1) {
+      const auto prefetch = [&](const abi::TensorMap& map, const abi::TensorStrides& strides,
+                                int panels, int block) {
+        const HeadAt head = FindHead(problem.h_kv, strides);
+        const int row = static_cast<int>(problem.kv_row) + block * Config::kBlockN;
+#pragma unroll 1
+        for (int panel = 0; panel < panels; ++panel) {
+          ptx::cp_async_bulk_prefetch_tensor_4d(&map, head.column + panel * S::kColumns, row,
+                                                head.head, static_cast<int>(problem.kv_batch));
+        }
+      };
+      prefetch(params.sm90.v, params.core.v_strides, S::kPanelsV, block);
+      const int next = walk.Below(block);
+      if (next >= walk.begin) {
+        prefetch(params.sm90.k, params.core.k_strides, S::kPanelsQk, next);
+      }
+    }
+  }
+
   __device__ __forceinline__ void LoadTiles(const Series& series) {
     ForEachTile<Config>(series, params, [&](const Problem& problem, i64 tile_begin, int part, int) {
       const auto walk = WalkOf<Config>(problem, tile_begin, part, params);
@@ -889,7 +915,10 @@ struct Loader {
         if (more) LoadK(problem, q_begin, block);
         if (count == 0) {
           LoadQ(problem, q_begin);
-          if constexpr (Config::kOverV && !S::kTransposes) WaitForOutput();
+          if constexpr (Config::kOverV && !S::kTransposes) {
+            if (more && IsFirst() && !QkvByThreads()) PrefetchKeys(problem, block, walk);
+            WaitForOutput();
+          }
         }
         if constexpr (Config::kStages == 1) {
           // In the order in which slots become free: K of the next block but one is read before V
@@ -1060,6 +1089,11 @@ struct Consumer {
   static constexpr bool kPlainScores = Config::Score::kIdentity;
   static constexpr bool kPointwise = Config::Score::kIsPointwise;
   static constexpr bool kOverQ = !Config::kOwnO && !Config::kOverV;
+  // Rows of O over a stage of V for each warpgroup: none waits until the others have read the last.
+  static constexpr bool kOverOwnStage =
+      Config::kOverV && Config::kCluster == 1 && Config::kSharers == 1 &&
+      Config::kStages >= Config::kConsumers &&
+      sizeof(OutputTile<Config, true>) <= Config::kConsumers * sizeof(SharedStorage<Config>::v[0]);
   // Who gives Q back when its last product has been made: with its own copy that is no product.
   static constexpr bool kReadsQ = !Config::kQInRegisters;
   static constexpr bool kNeedsLse = !kIsSame<typename Config::Lse, LseNone> || Config::kSplit;
@@ -1959,18 +1993,48 @@ struct Consumer {
     }
   }
 
-  // The panels of O in shared memory.
-  __device__ __forceinline__ u16 (*OutputPanels())[S::kBlockM][kPanelColumns] {
+  // This warpgroup's rows of a panel of O in shared memory.
+  __device__ __forceinline__ u16 (*OutputRows(int panel))[kPanelColumns] {
     if constexpr (Config::kOwnO) {
-      return shared.o.rows;
+      return &shared.o.rows[panel][rows_of * kWarpgroupRows];
+    } else if constexpr (kOverOwnStage) {
+      return reinterpret_cast<u16(*)[kWarpgroupRows][kPanelColumns]>(
+          &shared.v[StageOfO().stage])[panel];
     } else if constexpr (Config::kOverV) {
       static_assert(sizeof(OutputTile<Config, true>) <= Config::kStages * sizeof(shared.v[0]) &&
                         !S::kOnesBehindV,
                     "O is larger than the stages of V");
-      return reinterpret_cast<u16(*)[S::kBlockM][kPanelColumns]>(&shared.v);
+      return &reinterpret_cast<u16(*)[S::kBlockM][kPanelColumns]>(
+          &shared.v)[panel][rows_of * kWarpgroupRows];
     } else {
       static_assert(S::kPanelsO <= S::kPanelsQk, "O is wider than Q");
-      return shared.q;
+      return &shared.q[panel][rows_of * kWarpgroupRows];
+    }
+  }
+
+  // With kOverOwnStage: the first warpgroup takes the stage that was read longest ago, the next one
+  // that after it. The parity is of what was last read there.
+  __device__ __forceinline__ Ring<Config> StageOfO() const {
+    Ring<Config> ring = {v_ring.stage + rows_of, v_ring.parity ^ 1};
+    if (ring.stage >= Config::kStages) {
+      ring.stage -= Config::kStages;
+      ring.parity ^= 1;
+    }
+    return ring;
+  }
+
+  // Until what lies where this warpgroup's rows of O go has been read.
+  __device__ __forceinline__ void WaitForPlaceOfO() const {
+    if constexpr (Config::kOwnO) {
+      // By the store of the tile before.
+      if (thread == 0) ptx::cp_async_bulk_wait_group_read_0();
+      ptx::bar_sync(kFirstEpilogueBarrier + warpgroup, kWarpgroup);
+    } else if constexpr (kOverOwnStage) {
+      const Ring<Config> ring = StageOfO();
+      Wait(shared.v_empty[ring.stage], ring.parity);
+    } else if constexpr (Config::kOverV) {
+      // By the other warpgroups.
+      ptx::bar_sync(kConsumersBarrier, Config::kConsumers * kWarpgroup);
     }
   }
 
@@ -2084,12 +2148,13 @@ struct Consumer {
       }
     }
     const float(&o_scale)[2] = ends.o_scale;
+    WaitForPlaceOfO();
     // Addresses are not to be kept in registers from tile to tile, where O and scores need them.
-    int lane = this->lane();
-    if constexpr (S::kTransposes || kStagesBias) lane = static_cast<int>(ptx::Opaque(lane));
-    const int row = rows_of * kWarpgroupRows + thread / 32 * 16 + lane % 16;
+    int thread = this->thread;
+    if constexpr (S::kTransposes || kStagesBias) thread = static_cast<int>(ptx::Opaque(thread));
+    const int lane = thread % 32;
+    const int row = thread / 32 * 16 + lane % 16;
     constexpr int kChunks = S::kOwnColumns / 8;
-    auto* panels = OutputPanels() + share * S::kOwnPanelsO;
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; chunk += 2) {
       u32 pair[4];
@@ -2102,7 +2167,8 @@ struct Consumer {
                       : 0;
       }
       const int my_chunk = chunk + lane / 16;
-      u16* address = &panels[chunk / 8][row][(my_chunk % 8 ^ row % 8) * 8];
+      u16* address =
+          &OutputRows(share * S::kOwnPanelsO + chunk / 8)[row][(my_chunk % 8 ^ row % 8) * 8];
       if (chunk + 1 < kChunks) {
         ptx::stmatrix_x4(ptx::SharedAddress(address), pair[0], pair[1], pair[2], pair[3]);
       } else {
@@ -2120,13 +2186,11 @@ struct Consumer {
     u16* const out = static_cast<u16*>(params.core.o) + problem.q_batch * strides.batch +
                      problem.h * strides.head + (problem.q_row + first) * strides.seq - shift;
     const bool by_chunks = reinterpret_cast<u64>(out) % 16 == 0 && strides.seq % kChunkColumns == 0;
-    auto* panels = OutputPanels();
     constexpr int kChunks = S::kDimV / kChunkColumns;
 #pragma unroll 1
     for (int n = thread; n < rows * kChunks; n += kWarpgroup) {
       const int row = n / kChunks, chunk = n % kChunks;
-      const u16* const from =
-          &panels[chunk / 8][rows_of * kWarpgroupRows + row][(chunk % 8 ^ row % 8) * kChunkColumns];
+      const u16* const from = &OutputRows(chunk / 8)[row][(chunk % 8 ^ row % 8) * kChunkColumns];
       u16* const to = out + row * strides.seq + chunk * kChunkColumns;
       const Words<16> words = *reinterpret_cast<const Words<16>*>(from);
       const int column = chunk * kChunkColumns - shift;
@@ -2155,7 +2219,6 @@ struct Consumer {
     const i64 first = q_begin + rows_of * kWarpgroupRows;
     const i64 rows = Min(problem.seqlen_q - first, kWarpgroupRows);
     constexpr bool kClips = kIsSame<typename Config::Lengths, LengthsUniform>;
-    auto* panels = OutputPanels();
     ptx::fence_proxy_async_shared();
     ptx::bar_sync(kFirstEpilogueBarrier + warpgroup, kWarpgroup);
     if constexpr (Config::kNarrowRows) {
@@ -2167,9 +2230,9 @@ struct Consumer {
         for (int n = 0; n < S::kOwnPanelsO; ++n) {
           const int panel = share * S::kOwnPanelsO + n;
           ptx::cp_async_bulk_tensor_4d_store(
-              &params.sm90.o, ptx::SharedAddress(&panels[panel][rows_of * kWarpgroupRows]),
-              panel * kPanelColumns, static_cast<int>(problem.q_row + first),
-              static_cast<int>(problem.h), static_cast<int>(problem.q_batch));
+              &params.sm90.o, ptx::SharedAddress(OutputRows(panel)), panel * kPanelColumns,
+              static_cast<int>(problem.q_row + first), static_cast<int>(problem.h),
+              static_cast<int>(problem.q_batch));
         }
         ptx::cp_async_bulk_commit_group();
       }
@@ -2183,8 +2246,7 @@ struct Consumer {
         const int column = share * S::kOwnColumns + n % S::kOwnColumns;
         if (kShares && column >= Config::kHeadDimV) continue;
         const int at = (column / 8 % 8 ^ row % 8) * 8 + column % 8;
-        out[row * strides.seq + column] =
-            panels[column / kPanelColumns][rows_of * kWarpgroupRows + row][at];
+        out[row * strides.seq + column] = OutputRows(column / kPanelColumns)[row][at];
       }
       if constexpr (!Config::kOwnO) ptx::bar_sync(kFirstEpilogueBarrier + warpgroup, kWarpgroup);
     }
@@ -2246,14 +2308,6 @@ struct Consumer {
                               }
                               return;
                             }
-                          }
-                          if constexpr (Config::kOwnO) {
-                            // The store of the tile before must have read the buffer.
-                            if (thread == 0) ptx::cp_async_bulk_wait_group_read_0();
-                            ptx::bar_sync(kFirstEpilogueBarrier + warpgroup, kWarpgroup);
-                          } else if constexpr (Config::kOverV) {
-                            // The other warpgroups must have read V.
-                            ptx::bar_sync(kConsumersBarrier, Config::kConsumers * kWarpgroup);
                           }
                           mark(FinishRows(problem, q_begin, no_keys));
                           StoreRows(problem, q_begin);
