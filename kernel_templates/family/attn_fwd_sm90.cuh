@@ -123,7 +123,8 @@ inline constexpr int kWarpgroupRows = 64;  // M of a wgmma
 inline constexpr int kPanelColumns = 64;   // of 16 bits: 128 bytes, the width of the swizzle
 inline constexpr int kRowBytes = 128;      // of a panel
 inline constexpr int kChunkColumns = 8;    // of 16 bits: 16 bytes, the unit of the swizzle
-inline constexpr int kOnesColumns = 8;     // the smallest step of N
+inline constexpr int kChunkBytes = 16;
+inline constexpr int kOnesColumns = 8;  // the smallest step of N
 inline constexpr int kFirstEpilogueBarrier = 1;
 inline constexpr int kFirstTurnBarrier = 8;
 inline constexpr int kSharersBarrier = 13;
@@ -944,7 +945,7 @@ struct Loader {
   // way round. One warp's own chain of instructions is what a block takes: addresses are few, and
   // differ by what the instructions add.
   __device__ __forceinline__ void TransposeValues() {
-    constexpr int kPieces = Config::kBlockN / 32, kPieceColumns = 16, kChunkBytes = 16;
+    constexpr int kPieces = Config::kBlockN / 32, kPieceColumns = 16;
     constexpr int kTogether = Config::kLoaderRegisters < 40 ? 1 : kPieces;
     // Nothing of it is to be kept in registers from block to block.
     const int thread = static_cast<int>(ptx::Opaque(threadIdx.x));
@@ -1098,11 +1099,14 @@ struct Consumer {
   static constexpr bool kReadsQ = !Config::kQInRegisters;
   static constexpr bool kNeedsLse = !kIsSame<typename Config::Lse, LseNone> || Config::kSplit;
   static constexpr bool kShares = Config::kSharers > 1;
+  // Whether blocks that nobody looks at must wait until every row has seen a key.
+  static constexpr bool kChecksRows = Config::kOptimistic && Config::kScoresMayHide;
   // Without a mask that orders rows the last block is the only one that is cut, and is taken by a
-  // step without products of a block before. A second attempt takes all blocks so: slowly, but
-  // there is no third loop to compile.
+  // step without products of a block before. A second attempt takes all blocks so, and so are those
+  // taken that scores have hidden from some row: slowly, but there is no third loop to compile.
   static constexpr bool kOrdersRows = !kIsSame<typename Config::Mask, MaskChain<>>;
-  static constexpr bool kRepeatsFirst = !kOrdersRows && kMayRedo<Config> && !kRedoesApart<Config>;
+  static constexpr bool kRepeatsFirst =
+      !kOrdersRows && (kChecksRows || (kMayRedo<Config> && !kRedoesApart<Config>));
   static constexpr bool kDrops = !Config::Dropout::kIdentity;
   static constexpr bool kHasScales = !kIsSame<typename Config::ScaleOfQ, ScaleNone> ||
                                      !kIsSame<typename Config::ScaleOfKv, ScaleNone>;
@@ -1284,20 +1288,22 @@ struct Consumer {
   // The rows of Q, once it is there, as the operand of products; where it lay it is needed no more.
   __device__ __forceinline__ void ReadQueries() {
     if constexpr (Config::kQInRegisters) {
-      const int row = rows_of * kWarpgroupRows + thread / 32 * 16 + lane() % 16;
+      // One address, which is not to be kept in registers from tile to tile.
+      const int thread = static_cast<int>(ptx::Opaque(this->thread)), lane = thread % 32;
+      const int row = rows_of * kWarpgroupRows + thread / 32 * 16 + lane % 16;
+      const u32 from = ptx::SharedAddress(&shared.q[0][row][(lane / 16 ^ row % 8) * kChunkColumns]);
       u32 read = 0;
 #pragma unroll
       for (int step = 0; step < S::kQueryWords / 4; ++step) {
-        const int chunk = 2 * step + lane() / 16;
-        const u16* const address = &shared.q[chunk / 8][row][(chunk % 8 ^ row % 8) * 8];
         u32 matrices[4];
-        ptx::ldmatrix_x4(matrices, ptx::SharedAddress(address));
+        ptx::ldmatrix_x4(matrices, (from ^ 2 * step % 8 * kChunkBytes) +
+                                       static_cast<u32>(step / 4 * sizeof(shared.q[0])));
 #pragma unroll
         for (int n = 0; n < 4; ++n) q[4 * step + n] = matrices[n];
         read |= matrices[0];
       }
       __syncwarp();
-      if (!kOverQ && lane() == 0) {
+      if (!kOverQ && lane == 0) {
         ptx::mbarrier_arrive_behind(ptx::SharedAddress(&shared.q_empty[rows_of]), read);
       }
     }
@@ -1362,17 +1368,27 @@ struct Consumer {
       second_bias.Load(first_key, problem.seqlen_kv);
     }
   }
-  // Those of this block's scores that have come to shared memory.
-  __device__ __forceinline__ void ReadBias() {
+  // Those of this block's scores that have come to shared memory; AddBias reads on.
+  __device__ __forceinline__ void StartBias() {
     if constexpr (kStagesBias) {
       Wait(shared.bias_full[warpgroup], bias_parity);
-      bias.Read(shared.bias[warpgroup][0], thread);
-      u32 read = bias.AnyOfEachRead();
-      if constexpr (kStagesSecondBias) {
-        second_bias.Read(shared.bias[warpgroup][1], thread);
-        read |= second_bias.AnyOfEachRead();
-      }
+      bias.Start(shared.bias[warpgroup][0], thread);
+      if constexpr (kStagesSecondBias) second_bias.Start(shared.bias[warpgroup][1], thread);
+    }
+  }
+  __device__ __forceinline__ void AddBias(float (&s)[S::kScores]) {
+    const float scale = Scale(params) * scale_of_scores;
+    if constexpr (kStagesBias) {
+      u32 read = bias.AddTo(s, scale);
+      if constexpr (kStagesSecondBias) read |= second_bias.AddTo(s, 1);
       ReleaseBias(read);
+    } else {
+#pragma unroll
+      for (int n = 0; n < S::kScores; ++n) s[n] = fmaf(s[n], scale, bias.At(n));
+    }
+    if constexpr (SecondBias::kExists && !kStagesSecondBias) {
+#pragma unroll
+      for (int n = 0; n < S::kScores; ++n) s[n] += second_bias.At(n);
     }
   }
   // `read`: of what has been read, so that nothing is written there before.
@@ -1496,17 +1512,12 @@ struct Consumer {
   // so that what policies read exists and every row has a reference.
   template <bool kMasked>
   __device__ __forceinline__ void ApplyPolicies(float (&s)[S::kScores], const Problem& problem,
-                                                i64 q_begin, int block) const {
+                                                i64 q_begin, int block) {
     if constexpr (!kMasked && kPlainScores) return;
     if constexpr (kPointwise) {
       Config::Score::ApplyToAll(s, Scale(params) * scale_of_scores, params);
     } else if constexpr (Bias::kExists) {
-      const float scale = Scale(params) * scale_of_scores;
-#pragma unroll
-      for (int n = 0; n < S::kScores; ++n) {
-        s[n] = fmaf(s[n], scale, bias.At(n));
-        if constexpr (SecondBias::kExists) s[n] += second_bias.At(n);
-      }
+      AddBias(s);
     } else if constexpr (!kPlainScores) {
 #pragma unroll
       for (int n = 0; n < S::kScores; ++n) s[n] *= Scale(params) * scale_of_scores;
@@ -1631,15 +1642,16 @@ struct Consumer {
     MakeWeights<true>(s);
     return moves;
   }
-  // Without looking at maxima, unless scores may have hidden all keys of a row so far.
-  __device__ __forceinline__ bool OptimisticSoftmax(float (&s)[S::kScores], float (&factor)[2]) {
-    bool moves = false;
-    if constexpr (Config::kScoresMayHide) {
-      const bool lacks = fminf(reference[0], reference[1]) < kLowestReference;
-      if (__any_sync(kAllLanes, lacks)) moves = MoveReferences<false, true>(s, factor);
-    }
-    MakeWeights<Config::kScoresMayHide>(s);
-    return moves;
+  // Whether scores may have hidden all keys so far from some row of this warpgroup. Asked between
+  // steps: a branch within one has ptxas wait for the products of the block before ahead of all
+  // exponentials.
+  __device__ __forceinline__ bool SomeRowLacksKeys() const {
+    if constexpr (!kChecksRows) return false;
+    const bool lacks = fminf(reference[0], reference[1]) < kLowestReference;
+    const bool some = ptx::bar_red_or(kFirstEpilogueBarrier + warpgroup, kWarpgroup, lacks);
+    // A vote, so that the compiler knows that a warp agrees: else the descriptors of products leave
+    // the uniform registers.
+    return __any_sync(kAllLanes, some);
   }
 
   __device__ __forceinline__ void ScaleOutput(const float (&factor)[2]) {
@@ -1748,11 +1760,11 @@ struct Consumer {
   }
 
   // One block of keys: its scores and weights, and the products of the weights of the block before.
-  // kFirst: there is none, or its products have been made. `exactly` is of use to such steps.
-  // `last`: Q is needed no more.
+  // kFirst: there is none, or its products have been made: `scales` is of use to the latter, whose
+  // O is not 0. `last`: Q is needed no more.
   template <bool kMasked, bool kFirst>
   __device__ __forceinline__ void Step(const Problem& problem, i64 q_begin, int block, bool last,
-                                       bool exactly = false) {
+                                       bool scales = false) {
     float s[S::kScores];
     Wait(shared.k_full[k_ring.stage], k_ring.parity);
     if constexpr (!kFirst) WaitTurn();
@@ -1764,7 +1776,7 @@ struct Consumer {
       SumIssued();
     }
     DrawKept(problem, q_begin, block);
-    ReadBias();
+    StartBias();
     ptx::wgmma_wait_group<kFirst ? 0 : 1>();
     ptx::AccumulatorsReady(s);
     const u32 missing = MissingPieces();
@@ -1781,9 +1793,9 @@ struct Consumer {
     if constexpr (kExact) {
       constexpr bool kStarts = kFirst && !kRepeatsFirst;
       rescale = ExactSoftmax<kStarts, Config::kOptimistic>(s, factor);
-      if constexpr (kFirst && kRepeatsFirst) rescale = rescale && exactly;
+      if constexpr (kFirst && kRepeatsFirst) rescale = rescale && scales;
     } else {
-      rescale = OptimisticSoftmax(s, factor);
+      MakeWeights<false>(s);  // without looking at maxima
     }
     if constexpr (!kFirst) {
       WaitForValues();
@@ -1879,16 +1891,21 @@ struct Consumer {
     const int begin = Config::Mask::kCutsLeft ? max(walk.begin, own.begin) : walk.begin;
     LoadBias(problem, block);
     if constexpr (kRepeatsFirst) StartRows();
-    bool alone;  // only a first block is taken, and others follow
+    bool alone = false;  // only a first block is taken, and others follow
 #pragma unroll 1
     do {
       int next = walk.Below(block);
-      Step<true, true>(problem, q_begin, block, next < begin, exactly);
+      if (alone && !exactly) {
+        // The other warpgroup may be taking this block with a turn.
+        WaitTurn();
+        PassTurn();
+      }
+      Step<true, true>(problem, q_begin, block, next < begin, alone || exactly);
       block = next;
-      alone = kRepeatsFirst && exactly && block >= begin;
+      alone = kRepeatsFirst && block >= begin && (exactly || SomeRowLacksKeys());
       if constexpr (kOrdersRows) {
 #pragma unroll 1
-        for (; block >= begin && block >= own.exact_begin; block = next) {
+        for (; block >= begin && (block >= own.exact_begin || SomeRowLacksKeys()); block = next) {
           next = walk.Below(block);
           Step<true, false>(problem, q_begin, block, next < begin);
         }
@@ -1955,7 +1972,7 @@ struct Consumer {
       IssueScores(s);
       DrawKept(problem, q_begin, block);
       LoadBias(problem, block);
-      ReadBias();
+      StartBias();
       ptx::wgmma_wait_group<0>();
       ptx::AccumulatorsReady(s);
       Release(shared.k_empty[k_ring.stage]);

@@ -23,41 +23,52 @@ struct BiasTile {
   u16 panels[kPanels][kBiasTileRows][kBiasPanelColumns];
 };
 
-// The elements that belong to a thread's scores of a block of keys, in the layout of ptx/wgmma.cuh.
-// They are read while the products of the scores run.
+// The elements that belong to a thread's scores of a block of keys, in the layout of ptx/wgmma.cuh:
+// 16 columns at a time, some ahead of those that are added. The first are read while the products
+// of the scores run. All of them would be as many registers as Q takes for a tile.
 template <class Element, int kColumns>
 struct BiasTileFragment {
   static_assert(sizeof(Element) == 2 && kColumns % 16 == 0);
-  u32 words[kColumns / 4];
+  static constexpr int kSteps = kColumns / 16;
+  static constexpr int kAhead = kSteps < 4 ? kSteps : 4;
+  u32 from;  // where this lane's rows of matrices begin
+  u32 words[kAhead][4];
 
   // `thread` of the warpgroup.
-  __device__ __forceinline__ void Read(const BiasTile<kColumns>& tile, int thread) {
-    constexpr int kChunk = 8, kChunkBytes = 16;  // of 16 bytes
+  __device__ __forceinline__ void Start(const BiasTile<kColumns>& tile, int thread) {
     const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
     // So that the compiler keeps one address from block to block, and not one for each step.
-    const u32 from = static_cast<u32>(
+    from = static_cast<u32>(
         ptx::Opaque(ptx::SharedAddress(&tile.panels[0][row][(lane / 16 ^ row % 8) * kChunk])));
 #pragma unroll
-    for (int n = 0; n < kColumns / 16; ++n) {
-      u32 matrices[4];
-      ptx::ldmatrix_x4(matrices, (from ^ 2 * n % 8 * kChunkBytes) +
-                                     static_cast<u32>(n / 4 * sizeof(tile.panels[0])));
+    for (int n = 0; n < kAhead; ++n) Read(n);
+  }
+
+  // score = score * scale + term. Returns what is there when all has been read.
+  __device__ __forceinline__ u32 AddTo(float (&s)[kColumns / 2], float scale) {
+    u32 read = 0;
 #pragma unroll
-      for (int m = 0; m < 4; ++m) words[4 * n + m] = matrices[m];
+    for (int n = 0; n < kSteps; ++n) {
+      u32 four[4];
+#pragma unroll
+      for (int m = 0; m < 4; ++m) four[m] = words[n % kAhead][m];
+      read |= four[0];
+      if (n + kAhead < kSteps) Read(n + kAhead);
+#pragma unroll
+      for (int m = 0; m < 8; ++m) {
+        const Element term = {static_cast<u16>(four[m / 2] >> (m % 2 * 16))};
+        s[8 * n + m] = fmaf(s[8 * n + m], scale, static_cast<float>(term));
+      }
     }
+    return read;
   }
 
-  // Is there when all of them are.
-  __device__ __forceinline__ u32 AnyOfEachRead() const {
-    u32 any = 0;
-#pragma unroll
-    for (int n = 0; n < kColumns / 16; ++n) any |= words[4 * n];
-    return any;
-  }
-
-  // Of a thread's score number n.
-  __device__ __forceinline__ float At(int n) const {
-    return static_cast<float>(Element{static_cast<u16>(words[n / 2] >> (n % 2 * 16))});
+ private:
+  static constexpr int kChunk = 8, kChunkBytes = 16;  // of 16 bytes
+  __device__ __forceinline__ void Read(int n) {
+    constexpr int kPanelBytes = sizeof(BiasTile<kColumns>::panels[0]);
+    ptx::ldmatrix_x4(words[n % kAhead],
+                     (from ^ 2 * n % 8 * kChunkBytes) + static_cast<u32>(n / 4 * kPanelBytes));
   }
 };
 

@@ -412,9 +412,9 @@ RegisterSplit RegistersOf(const AttentionSpec& spec, const KernelPlan& plan) {
   if (plan.consumers == 1 && blocks == 1) return {0, 0};
   const int launched = kRegisters / (plan.threads() * blocks) / kStep * kStep;
   // Who asks for boxes of bias terms knows where each of them lies.
-  const int loader = plan.staged_terms > 0                ? 56
-                     : blocks > 3                         ? 24
+  const int loader = blocks > 3                           ? 24
                      : plan.consumers == 2 && blocks == 1 ? 40
+                     : plan.staged_terms > 0              ? 56
                                                           : 32;
   const int consumers = plan.consumers;
   return {loader, (launched * (consumers + 1) - loader) / consumers / kStep * kStep};

@@ -279,6 +279,15 @@ int64_t RegistersBesideQueries(const AttentionSpec& spec, int block_n) {
   return block_n > 32 ? 24 : -40;
 }
 
+// Whether a thread has room for its part of Q beside a bias term; found by compiling plans with
+// turns and 128 keys.
+bool HasRoomBesideBias(const AttentionSpec& spec, const KernelPlan& plan) {
+  const int64_t dim = std::max(spec.dim_qk, spec.dim_v);
+  return plan.staged_terms == 1 && spec.bias.size() == 1 && plan.ping_pong && plan.block_n == 128 &&
+         dim > 64 && dim <= 128 && spec::EffectiveWindowRight(spec) < 0 && spec.window_left < 0 &&
+         !spec.lse && !spec.sinks && !spec.varlen && spec.page_size == 0 && !spec.exact;
+}
+
 struct Tile {
   int consumers;
   int block_n;
@@ -534,8 +543,9 @@ std::optional<KernelPlan> MakePlan(const PlanRequest& request, const Tile& tile,
   }
   if (!fits_registers()) return std::nullopt;
   // A third less to read from shared memory for each product.
-  plan.q_in_registers = tile.consumers == 2 && !tile.shares && !IsE4m3(spec) && spec.bias.empty();
-  if (plan.q_in_registers && !fits_registers()) plan.q_in_registers = false;
+  plan.q_in_registers = tile.consumers == 2 && !tile.shares && !IsE4m3(spec) &&
+                        (spec.bias.empty() || HasRoomBesideBias(spec, plan));
+  if (plan.q_in_registers && spec.bias.empty() && !fits_registers()) plan.q_in_registers = false;
   plan.own_o = true;
   if (fits_smem()) return plan;
   plan.own_o = false;

@@ -210,6 +210,18 @@ const std::vector<Emulation>& Emulations() {
       Changed(
           "fwd bf16 b=1 h=9/3 s=70/200 d=128 bias=bf16:1,9,70,200 lse",
           [](KernelPlan& plan) { plan.max_grid = 2; }, BiasHidesOrJumps),
+      // In turns, which one warpgroup takes with blocks that hide all keys and the other with ones
+      // that do not; and beside a mask.
+      Changed(
+          "fwd bf16 b=1 h=3/1 s=200/520 d=72 bias=bf16:1,3,200,520",
+          [](KernelPlan& plan) { plan.ping_pong = plan.q_in_registers = true; }, BiasHidesOrJumps),
+      Changed(
+          "fwd bf16 b=1 h=3/1 s=140/392 d=64 causal bias=bf16:1,3,140,392",
+          [](KernelPlan& plan) { plan.ping_pong = true; }, BiasHidesOrJumps),
+      // O over a stage of V for each warpgroup: tiles of several blocks of keys, and of one.
+      Changed("fwd bf16 b=1 h=3/1 s=200/200 d=256 causal lse",
+              [](KernelPlan& plan) { plan.max_grid = 1; }),
+      Changed("fwd bf16 b=1 h=3/1 s=200/50 d=256", [](KernelPlan& plan) { plan.max_grid = 1; }),
       // Four warpgroups, each with its own first and last block of keys.
       Changed("fwd bf16 b=1 h=2/1 s=300/430 d=32 window=90,20 lse", Rows256),
       Changed("fwd bf16 b=1 h=2/1 s=300/290 d=32 causal", Rows256),
