@@ -13,7 +13,8 @@
 //           and give each other what they have of both: each loads half of the panels of Q and dO
 //           for both, and copies its dS to the other. So a block makes half of the columns of
 //           dQ = dS^T K, of the keys of both, for which it also has these columns of the other's K.
-//           A warpgroup makes 64 columns and adds them from registers (mma/dq_sums.cuh).
+//           A warpgroup makes a quarter of the columns, one panel at most, and adds them from
+//           registers (mma/dq_sums.cuh).
 // Order     A warpgroup makes P or dS of step i, and then issues
 //             dV or dK of step i | S or dP of step i + 1 | dQ of step i
 //           dQ of a step is made while the weights of the next are, and added while that one's dV
@@ -35,7 +36,9 @@
 // Masks     By selection of P and dS, also of rows that see the other block's keys only. A NaN of a
 //           masked key stays within its tile.
 // Shared    k, v     [panel][64][64]           rows of 128 bytes, 128-byte swizzle, panels of 64
-//           other_k  [1 or 2][64][64]          columns; columns beyond the dim are zeros
+//           other_k  [1 or 2][64][64]          columns; columns beyond the dim are zeros. A panel
+//                                              of K begins with a warpgroup's columns of dQ, so
+//                                              panels may repeat columns
 //           q, d_o   [kStages][panel][64][64]
 //           ds       [64][64]                  a row a key
 //           other_ds [64][64]                  the other block's, or P: [4][thread][4] packed
@@ -87,15 +90,19 @@ struct Shape {
   static constexpr int kConsumerThreads = kConsumers * kWarpgroup;
   static constexpr int kPanelsQk = RoundUp(Config::kHeadDimQk, kPanelColumns) / kPanelColumns;
   static constexpr int kPanelsV = RoundUp(Config::kHeadDimV, kPanelColumns) / kPanelColumns;
-  static constexpr int kBytesK = kPanelsQk * Config::kBlockN * kRowBytes;
+  // K's panels for dQ begin where the parts of its columns do that a warpgroup of a block makes,
+  // every other one a block. Heads of more than two panels have a part for each of the four
+  // warpgroups.
+  static constexpr int kPieces = kPanelsQk > kPair ? 2 : 1;  // of a block
+  static constexpr int kPanelsK = kPieces == 1 ? kPanelsQk : kPieces * kPair;
+  static constexpr int kPanelStepK = Config::kDqColumns;
+  static constexpr int kPieceTiles = kPanelStepK / 8;  // of 8 columns, in a piece of dQ
+  static constexpr int kBytesK = kPanelsK * Config::kBlockN * kRowBytes;
   static constexpr int kBytesV = kPanelsV * Config::kBlockN * kRowBytes;
   static constexpr int kBytesQ = kPanelsQk * Config::kBlockM * kRowBytes;
   static constexpr int kBytesDo = kPanelsV * Config::kBlockM * kRowBytes;
   static constexpr int kPairs = Config::kBlockM / 2;  // of a thread in a step
   static constexpr int kPackedPairs = kPairs / 2;
-  // Of dQ's columns a block makes every other panel, a warpgroup one.
-  static constexpr int kPieces = kPanelsQk > kPair ? 2 : 1;
-  static constexpr int kPieceTiles = kPanelColumns / 8;  // of 8 columns, in a piece of dQ
   static constexpr int kQkTiles = Config::kHeadDimQk / 8;
   static constexpr int kFloatsOfFragment = 128;
   static constexpr int kFloatsOfDqTile = Config::kBlockM * kQkTiles * 8;
@@ -109,7 +116,7 @@ struct Shape {
 
 template <class Config>
 struct alignas(1024) SharedStorage {
-  u16 k[Shape<Config>::kPanelsQk][Config::kBlockN][kPanelColumns];
+  u16 k[Shape<Config>::kPanelsK][Config::kBlockN][kPanelColumns];
   u16 v[Shape<Config>::kPanelsV][Config::kBlockN][kPanelColumns];
   u16 q[Config::kStages][Shape<Config>::kPanelsQk][Config::kBlockM][kPanelColumns];
   u16 d_o[Config::kStages][Shape<Config>::kPanelsV][Config::kBlockM][kPanelColumns];
@@ -169,7 +176,7 @@ struct Consumer : ConsumerBase<Config, Params> {
   __device__ __forceinline__ Consumer(SharedStorage<Config>& shared, const Params& params)
       : Base(shared, params), rank(RankInCluster<Config>()) {}
 
-  // Of dQ's columns; there may be none of the number in the second block.
+  // Of K for this warpgroup's columns of dQ; the second block may have none.
   __device__ __forceinline__ int Panel() const { return static_cast<int>(rank) + kPair * kPiece; }
   // An address of this block in the other one.
   __device__ __forceinline__ u32 OfOther(u32 address) const { return ptx::mapa(address, rank ^ 1); }
@@ -269,7 +276,7 @@ struct Consumer : ConsumerBase<Config, Params> {
 
   // This warpgroup's columns of dQ of this step.
   __device__ __forceinline__ void IssueDq() {
-    const bool exists = Panel() < S::kPanelsQk;
+    const bool exists = Panel() < S::kPanelsK;
     // What lies in the place of columns that do not exist is added nowhere.
     const u64 own = Descriptor(&shared.k[exists ? Panel() : 0], Config::kBlockN);
     const u64 other = exists ? Descriptor(&shared.other_k[kPiece], Config::kBlockN) : own;
@@ -300,7 +307,7 @@ struct Consumer : ConsumerBase<Config, Params> {
 
   // Adds dQ to the sums of `tile`.
   __device__ __forceinline__ void AddDq(int tile) const {
-    if (tile < 0 || Panel() >= S::kPanelsQk) return;
+    if (tile < 0 || Panel() >= S::kPanelsK) return;
     const int first = Panel() * S::kPieceTiles;
     float* const fragments = params.gradients.dq_sums + i64{tile} * S::kFloatsOfDqTile +
                              (thread / 32 * S::kQkTiles + first) * S::kFloatsOfFragment;
@@ -467,11 +474,11 @@ struct PairLoader : Loader<Config, Params> {
   __device__ __forceinline__ void LoadKeysByMap(const KeyTile& tile) const {
     const u64& full = shared.kv_full;
     if ((params.sm90.by_threads & abi::kKvByThreads) != 0) return Arrive(full);
-    const int others = (S::kPanelsQk - FirstPanel() + kPair - 1) / kPair;
+    const int others = (S::kPanelsK - FirstPanel() + kPair - 1) / kPair;
     constexpr int kBytesOfPanel = Config::kBlockN * kRowBytes;
     ptx::mbarrier_arrive_expect_tx(ptx::SharedAddress(&full),
                                    S::kBytesK + S::kBytesV + others * kBytesOfPanel);
-    Base::template LoadPanels<S::kPanelsQk>(
+    Base::template LoadPanels<S::kPanelsK, S::kPanelStepK>(
         shared.k, &params.sm90.k, full, this->RowOfKeyMap(tile.kv_begin), tile.head_kv, tile.batch);
     Base::template LoadPanels<S::kPanelsV>(shared.v, &params.sm90.v, full, tile.kv_begin,
                                            tile.head_kv, tile.batch);
@@ -479,7 +486,7 @@ struct PairLoader : Loader<Config, Params> {
     for (int n = 0; n < others; ++n) {
       ptx::cp_async_bulk_tensor_4d_load(
           ptx::SharedAddress(&shared.other_k[n]), &params.sm90.k, ptx::SharedAddress(&full),
-          (FirstPanel() + kPair * n) * kPanelColumns, this->RowOfKeyMap(OtherKeys(tile)),
+          (FirstPanel() + kPair * n) * S::kPanelStepK, this->RowOfKeyMap(OtherKeys(tile)),
           tile.head_kv, tile.batch);
     }
   }
@@ -489,7 +496,7 @@ struct PairLoader : Loader<Config, Params> {
     if ((params.sm90.by_threads & abi::kKvByThreads) != 0) {
       const abi::AttnFwdParams& core = params.core;
       const int valid = this->ExistingKeys(tile.kv_begin);
-      CopyTile<S::kCopyThreads, Config::kHeadDimQk, S::kPanelsQk>(
+      CopyTile<S::kCopyThreads, Config::kHeadDimQk, S::kPanelsK, S::kPanelStepK>(
           shared.k, Base::RowsOf(core.k, core.k_strides, tile.batch, tile.head_kv, tile.kv_begin),
           core.k_strides.seq, this->EndOfSeen(tile.kv_begin), this->FirstSeen(tile.kv_begin));
       CopyTile<S::kCopyThreads, Config::kHeadDimV, S::kPanelsV>(
@@ -507,14 +514,14 @@ struct PairLoader : Loader<Config, Params> {
 #pragma unroll 1
     for (int n = 0; n < S::kPieces; ++n) {
       const int panel = FirstPanel() + kPair * n;
-      if (panel >= S::kPanelsQk) break;
-      constexpr int kLastColumns = Config::kHeadDimQk - (S::kPanelsQk - 1) * kPanelColumns;
-      if (panel == S::kPanelsQk - 1) {
+      if (panel >= S::kPanelsK) break;
+      constexpr int kLastColumns = Config::kHeadDimQk - (S::kPanelsK - 1) * S::kPanelStepK;
+      if (panel == S::kPanelsK - 1) {
         CopyTile<S::kCopyThreads, kLastColumns, 1>(
-            &shared.other_k[n], first + panel * kPanelColumns, core.k_strides.seq, end, begin);
+            &shared.other_k[n], first + panel * S::kPanelStepK, core.k_strides.seq, end, begin);
       } else {
-        CopyTile<S::kCopyThreads, kPanelColumns, 1>(
-            &shared.other_k[n], first + panel * kPanelColumns, core.k_strides.seq, end, begin);
+        CopyTile<S::kCopyThreads, S::kPanelStepK, 1>(
+            &shared.other_k[n], first + panel * S::kPanelStepK, core.k_strides.seq, end, begin);
       }
     }
   }

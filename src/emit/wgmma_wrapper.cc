@@ -63,12 +63,13 @@ std::string Line(const std::string& assembly) {
   return absl::StrCat("        \"", assembly, "\\n\"\n");
 }
 
-// A step along the columns of a tile of rows of panels. `overlap`: bytes of a panel's row that the
-// next one repeats.
+// A step along the columns of a tile of rows of panels, in the first panel that has all of it.
+// `overlap`: bytes of a panel's row that the next one repeats.
 int64_t OffsetAlongColumns(int step, int64_t panel_rows, int64_t overlap) {
-  const int byte = step * kStepBytes;
-  const int64_t panel = byte / kPanelRowBytes;
-  return (panel * (panel_rows * kPanelRowBytes + overlap) + byte % kPanelRowBytes) / kUnit;
+  const int64_t byte = int64_t{step} * kStepBytes, panel_step = kPanelRowBytes - overlap;
+  const int64_t beyond = std::max<int64_t>(byte + kStepBytes - kPanelRowBytes, 0);
+  const int64_t panel = (beyond + panel_step - 1) / panel_step;
+  return (panel * panel_rows * kPanelRowBytes + byte - panel * panel_step) / kUnit;
 }
 
 // A step along the rows of such a tile.

@@ -98,20 +98,22 @@ FamilyAnswer Refuse(const PlanRequest& request) {
 }  // namespace
 
 int64_t BwdSm90SmemBytes(int block_m, int block_n, int stages, int64_t dim_qk, int64_t dim_v) {
-  const int64_t panels = CeilDiv(dim_qk, kPanelColumns) + CeilDiv(dim_v, kPanelColumns);
+  const int64_t panels_qk = CeilDiv(dim_qk, kPanelColumns);
+  const int64_t panels = panels_qk + CeilDiv(dim_v, kPanelColumns);
   if (block_n == kWideTile) {
     // K and V and columns of the other block's K, Q and dO, dS of both; and statistics, the tile,
-    // barriers.
-    const int64_t other_panels = dim_qk > 2 * kPanelColumns ? 2 : 1;
-    const int64_t panel_rows =
-        block_n * (panels + other_panels + 2) + stages * int64_t{block_m} * panels;
+    // barriers. K has a panel for each warpgroup's columns of dQ, where all have some.
+    const bool all = dim_qk > 2 * kPanelColumns;
+    const int64_t panels_k = all ? 2 * kConsumers : panels_qk;
+    const int64_t other_panels = all ? kConsumers : 1;
+    const int64_t panel_rows = block_n * (panels - panels_qk + panels_k + other_panels + 2) +
+                               stages * int64_t{block_m} * panels;
     const int64_t rest =
         kStatsStages * int64_t{block_m} * 8 + 2 * 28 + 8 + 8 * (6 + 2 * int64_t{stages});
     return RoundUp(panel_rows * kPanelRowBytes + rest, kSharedAlignment);
   }
   // The next K beside K, V, Q and dO, dS.
-  const int64_t rows = block_n * (panels + CeilDiv(dim_qk, kPanelColumns)) +
-                       stages * int64_t{block_m} * panels +
+  const int64_t rows = block_n * (panels + panels_qk) + stages * int64_t{block_m} * panels +
                        kDsStages * (block_m / kPanelColumns) * block_n;
   const int64_t stats = kStatsStages * int64_t{block_m} * 8;
   // A warp's part: rows of 16 and 64 columns, or all columns where warpgroups share rows.
@@ -147,12 +149,16 @@ BwdKeptSteps BwdSm90KeptSteps(const KernelPlan& plan, int64_t dim_qk, int64_t di
 
 int BwdSm90DqColumns(const KernelPlan& plan, int64_t dim_qk) {
   if (plan.block_m > kPanelColumns) return static_cast<int>(dim_qk);
+  if (plan.block_n == kWideTile) {
+    // Two blocks have four warpgroups, of which each can have a panel at most.
+    return static_cast<int>(dim_qk > 2 * kPanelColumns ? RoundUp(CeilDiv(dim_qk, 4), 8)
+                                                       : kPanelColumns);
+  }
   // Half of them, so that no warpgroup multiplies columns that do not exist. Beyond 96 that is
-  // nearly a panel, and worth nothing (bench/NOTES.md).
+  // nearly a panel, and worth nothing where the halves are no multiples of 8 (bench/NOTES.md).
   constexpr int64_t kMostHalved = 96;
-  return static_cast<int>(plan.block_n == kWideTile || dim_qk > kMostHalved
-                              ? kPanelColumns
-                              : RoundUp(CeilDiv(dim_qk, 2), 8));
+  return static_cast<int>(
+      dim_qk > kMostHalved && dim_qk % 16 != 0 ? kPanelColumns : RoundUp(CeilDiv(dim_qk, 2), 8));
 }
 
 FamilyAnswer PlanBwdSm90(const PlanRequest& request) {

@@ -89,6 +89,8 @@ std::vector<Scenario> Sm90Scenarios() {
       {"bwd fp16 b=1 h=2 s=300/290 d=104 window=100,40 deterministic"},
       {"bwd fp16 b=1 h=2 s=200/100 d=128 causal sinks sinks_grad"},
       {"bwd bf16 b=1 h=3/1 s=64/128 d=96 layout=sbhd"},
+      {"bwd bf16 b=1 h=2/1 s=140/200 d=112 causal deterministic"},
+      {"bwd bf16 b=1 h=1 s=70/130 d=232 causal", {}, {}, MisalignRows},
       {"bwd bf16 b=2 h=2/1 s=33/0 d=16 sinks sinks_grad"},
       {"bwd bf16 b=2 h=2/1 s=140/133 d=16/24 exact layout=bhsd empty_lse=+inf"},
       {"bwd bf16 b=1 h=2/1 s=150/70 d=64 causal", {}, {}, MisalignRows},

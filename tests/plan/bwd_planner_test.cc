@@ -211,6 +211,31 @@ TEST(BwdPlannerTest, WhatHopperKeepsInRegistersLeavesRoomForTheRest) {
   EXPECT_EQ(BwdSm90KeptSteps(wide, 256, 256).k, 0);
 }
 
+TEST(BwdPlannerTest, WarpgroupsOnHopperShareTheColumnsOfDq) {
+  const auto columns = [](int64_t dim_qk, int block_m, int block_n) {
+    KernelPlan plan;
+    plan.block_m = block_m;
+    plan.block_n = block_n;
+    return BwdSm90DqColumns(plan, dim_qk);
+  };
+  EXPECT_EQ(columns(40, 128, 128), 40);  // rows are shared
+  EXPECT_EQ(columns(72, 64, 128), 40);
+  EXPECT_EQ(columns(96, 64, 128), 48);
+  EXPECT_EQ(columns(104, 64, 128), 64);
+  EXPECT_EQ(columns(112, 64, 128), 56);
+  EXPECT_EQ(columns(128, 64, 128), 64);
+  // By two warpgroups of each of two blocks, or by one of each.
+  EXPECT_EQ(columns(136, 64, 64), 40);
+  EXPECT_EQ(columns(160, 64, 64), 40);
+  EXPECT_EQ(columns(192, 64, 64), 48);
+  EXPECT_EQ(columns(256, 64, 64), 64);
+  EXPECT_EQ(columns(128, 64, 64), 64);
+  for (int64_t dim = 136; dim <= 256; dim += 8) {
+    EXPECT_LT(3 * columns(dim, 64, 64), dim);  // all have some
+    EXPECT_LE(BwdSm90SmemBytes(64, 64, 2, dim, dim), 227 * 1024);
+  }
+}
+
 TEST(BwdPlannerTest, PackedSequencesShareTheirSums) {
   const AttentionSpec spec = SpecOf("bwd bf16 b=64 h=2 s=4096 d=64 varlen layout=thd");
   const auto decision = BestFor(spec);
