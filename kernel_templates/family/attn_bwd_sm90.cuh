@@ -12,18 +12,18 @@
 //                                             memory by bulk additions (mma/dq_sums.cuh)
 // Order     The two warpgroups take turns: one issues its products, one burst a step, while the
 //           other computes weights from its last ones. A burst of step i is
-//             dV and dK of step i - 1 | dQ of step i - 2 | S | dP
-//           dQ is two steps late because the other warpgroup's dS is half a step behind. S is
+//             dV and dK of step i - 1 | dQ of step i - 2 or i - 1 | S | dP
+//           dQ of warpgroup 0 is two steps late, for the dS of warpgroup 1 is half a step behind;
+//           that of warpgroup 1 only one, so that all have read a dS when its place is needed. S is
 //           issued before dQ is waited for, which goes to shared memory while S is made, and dP
 //           before S is waited for, so the tensor cores always have a product waiting. The turn is
 //           passed when S has arrived or, with 128 rows, whose weights take longer, when dP has
 //           been issued. (With dQ first ptxas finds too few registers, C7512.) Steps -2 and -1 are
 //           of no rows: they multiply zeros while the first copies are under way.
 // Tiles     Blocks draw tiles of keys until there are none, and do not stop between two of them:
-// the
-//           first step of a tile still makes dV, dK and dQ of the one before, whose sums then go
-//           to memory from registers. K has two places, since dQ is late; V is loaded again while
-//           the products before dP are made.
+//           the first step of a tile still makes dV, dK and dQ of the one before, whose sums then
+//           go to memory from registers. K has two places, since dQ is late; V is loaded again
+//           while the products before dP are made.
 // Warps     Warpgroup 0 loads: thread 0 by tensor maps, warp 1 the row statistics and what maps do
 //           not describe; warp 2 adds dQ to memory or, where blocks take turns, shares the work of
 //           warp 1; warp 3 finds tiles. Warpgroups 1 and 2 compute. Of dQ each has 64 rows or,
@@ -44,7 +44,8 @@
 //           dq_full[w]     a warp of warpgroup w each, when its part of dQ lies in its place
 //           dq_empty[w]    a lane of warp 2 each, when its addition has read a warp's part
 //           named 1        the computing warpgroups, when both have cleared what steps -2 and -1
-//           read named 2 + w    warpgroup w of them, which waits for its turn, and the other
+//                          read
+//           named 2 + w    warpgroup w of them, which waits for its turn, and the other
 // dQ turns  kDeterministic: the blocks of keys add to a tile of dQ one after the other, the last
 //           first, so that under a causal mask, where these get to a tile first, nobody waits long.
 //           A warp asks at the start of a step whose turn it is, and counts itself at the end of
@@ -152,6 +153,8 @@ struct Shape {
   // Whether a step's statistics are loaded before its products S and dP, beside which shared memory
   // has no time for loads, as far as there are registers.
   static constexpr bool kStatsAhead = kEarlyStats && Config::kKeptK == 0 && Config::kKeptV == 0;
+  // Whether dS of some rows is stored while that of the next is made, likewise.
+  static constexpr bool kStoresEarly = kStatsAhead && kAddsByWarp;
   static constexpr bool kLimitsInShared = kByRows;
   static constexpr bool kBeginsWithZeros = true;
   static constexpr bool kWarpgroupsShareKeys = false;
@@ -255,10 +258,12 @@ struct Consumer : ConsumerBase<Config, Params> {
                                         bool mine) const {
     return Descriptor(&panels[mine ? warpgroup : 0], Config::kBlockN);
   }
-  // The weights `s` to p; `dp`, gradients of weights, to those of scores in ds.
+  // The weights `s` to p; `dp`, gradients of weights, to those of scores in ds and in their place.
   template <bool kFull>
   __device__ __forceinline__ void PackStep(const float (&s)[S::kPairs],
                                            const float (&dp)[S::kPairs], const Stats& deltas) {
+    u32 place = 0;
+    if constexpr (S::kStoresEarly) place = this->PlaceOfRows(shared.ds[ds_count % kDsStages]);
     constexpr int kValues = Base::kValues;
 #pragma unroll
     for (int n = 0; n < Base::kLoads; ++n) {
@@ -276,6 +281,10 @@ struct Consumer : ConsumerBase<Config, Params> {
         }
         p[at] = ptx::cvt_rn_x2_f32(s[2 * at + 1], s[2 * at], Element{});
         ds[at] = ptx::cvt_rn_x2_f32(gradient[1], gradient[0], Element{});
+      }
+      if constexpr (S::kStoresEarly) {
+        static_assert(kValues == 8, "a load has the rows of two chunks");
+        Base::template StoreChunks<2, Config::kBlockN>(place, 2 * n, &ds[4 * n]);
       }
     }
   }
@@ -313,7 +322,6 @@ struct Consumer : ConsumerBase<Config, Params> {
   __device__ __forceinline__ void StageDq(float (&dq)[4 * S::kDqTiles], u32 n) const {
     ptx::AccumulatorsReady(dq);
     WarpArrives(shared.ds_empty[n % kDsStages]);
-    WaitForDqPlace(lane());
     auto& fragments = shared.dq[warpgroup * 4 + thread / 32];
 #pragma unroll
     for (int t = 0; t < S::kDqTiles; ++t) {
@@ -356,13 +364,25 @@ struct Consumer : ConsumerBase<Config, Params> {
     }
   }
 
-  // Until the other warpgroup has issued its products.
+  // Until the other warpgroup has issued its products. Barriers have constant numbers: one in a
+  // register is read when shared memory has time, and what is to be written there next waits.
   __device__ __forceinline__ void WaitTurn() const {
-    ptx::bar_sync(kFirstTurnBarrier + warpgroup, S::kConsumerThreads);
+    if (warpgroup == 0) {
+      ptx::bar_sync(kFirstTurnBarrier, S::kConsumerThreads);
+    } else {
+      ptx::bar_sync(kFirstTurnBarrier + 1, S::kConsumerThreads);
+    }
   }
   __device__ __forceinline__ void PassTurn() const {
-    ptx::bar_arrive(kFirstTurnBarrier + 1 - warpgroup, S::kConsumerThreads);
+    if (warpgroup == 0) {
+      ptx::bar_arrive(kFirstTurnBarrier + 1, S::kConsumerThreads);
+    } else {
+      ptx::bar_arrive(kFirstTurnBarrier, S::kConsumerThreads);
+    }
   }
+
+  // Steps from a dS to its dQ.
+  __device__ __forceinline__ int DqDelay() const { return 2 - warpgroup; }
 
   // Of this step, and of the one before.
   __device__ __forceinline__ int Stage() const { return ds_count % Config::kStages; }
@@ -530,10 +550,12 @@ struct Consumer : ConsumerBase<Config, Params> {
     WarpArrives(shared.tile_empty[stage]);
   }
 
-  // `before`: where dQ of the step before the last one goes; `last`: of the tile. A tile has at
-  // least two steps. No product may stand under a condition, which would cost ptxas the pipeline
-  // (C7515).
-  __device__ __forceinline__ void Step(int q_begin, bool full, bool last, const DqTarget& before) {
+  // The rows of the tile m; `before`: where the dQ goes that is made meanwhile; `last_head`: of the
+  // keys' group. A tile has at least two steps. No product may stand under a condition, which would
+  // cost ptxas the pipeline (C7515).
+  __device__ __forceinline__ void Step(const KeyTile& tile, int m, bool last_head,
+                                       const DqTarget& before) {
+    const int q_begin = m * Config::kBlockM;
     float dq[4 * S::kDqTiles];
     float s[S::kPairs], dp[S::kPairs];
     const int stage = Stage(), place = tiles % kTileStages;
@@ -546,27 +568,36 @@ struct Consumer : ConsumerBase<Config, Params> {
     IssueDvDk();
     // In place of keys that are still on their way, the zeros of step -1.
     const bool very_first = ds_count == kDsStages;
-    IssueDq(dq, ds_count - 2,
+    const u32 number = ds_count - DqDelay();
+    IssueDq(dq, number,
             very_first ? Descriptor(shared.q[Config::kStages - 1], Config::kBlockN)
-                       : KeysOfDq(age < 2 && tiles > 0 ? tiles - 1 : tiles));
+                       : KeysOfDq(age < DqDelay() && tiles > 0 ? tiles - 1 : tiles));
+    // Looked up here, where nobody waits for shared memory.
+    const int full_begin = tile.full_begin, full_end = tile.full_end;
+    const bool full = (m >= full_begin) & (m < full_end);
     Stats lse, delta;
     if constexpr (S::kStatsAhead) {
       WaitForRows(stage);
       lse = this->StatsOf(shared.lse, ds_count);
     }
+    WaitForDqPlace(lane());
     ptx::wgmma_wait_group<1>();
     // The earlier, the better: the next rows are loaded in their place.
     if (!very_first) WarpArrives(shared.rows_empty[StageBefore()]);
-    if constexpr (Config::kKeptK == 0) Wait(shared.k_full[place], tiles / kTileStages % 2);
+    if constexpr (Config::kKeptK == 0) {
+      if (age == 0) Wait(shared.k_full[place], tiles / kTileStages % 2);
+    }
     if constexpr (!S::kStatsAhead) WaitForRows(stage);
     ptx::wgmma_fence();
     IssueScores(s, place, stage);
     ptx::wgmma_wait_group<1>();
-    StageDq(dq, ds_count - 2);
-    if (age == 1 && tiles > 0) WarpArrives(shared.k_empty[place ^ 1]);
+    StageDq(dq, number);
+    if (age == DqDelay() - 1 && tiles > 0) WarpArrives(shared.k_empty[place ^ 1]);
     // Not before dQ of step -2 has read its zeros.
     if (very_first) WarpArrives(shared.rows_empty[StageBefore()]);
-    if constexpr (Config::kKeptV == 0) Wait(shared.v_full, tiles % 2);
+    if constexpr (Config::kKeptV == 0) {
+      if (age == 0) Wait(shared.v_full, tiles % 2);
+    }
     ptx::wgmma_fence();
     IssueWeightGradients(dp, stage);
     if constexpr (S::kByRows) PassTurn();
@@ -576,6 +607,8 @@ struct Consumer : ConsumerBase<Config, Params> {
     if constexpr (!S::kByRows) PassTurn();
     if constexpr (S::kStatsAhead) delta = this->StatsOf(shared.delta, ds_count);
     AddDq(before, counted);
+    const bool last = last_head & (m == EndOfWalk<Config>(tile) - 1);
+    if constexpr (S::kStoresEarly) WaitForDsSlot();
     if (full) {
       this->template Weights<true>(s, lse, q_begin);
     } else {
@@ -590,8 +623,10 @@ struct Consumer : ConsumerBase<Config, Params> {
     } else {
       PackStep<false>(s, dp, delta);
     }
-    WaitForDsSlot();
-    this->template StoreRows<Config::kBlockM / 8>(shared.ds[ds_count % kDsStages], ds);
+    if constexpr (!S::kStoresEarly) {
+      WaitForDsSlot();
+      this->template StoreRows<Config::kBlockM / 8>(shared.ds[ds_count % kDsStages], ds);
+    }
     PassDs();
     EndDqTurn(before);
     // While the other warpgroup has the tensor cores, and few registers are in use.
@@ -623,6 +658,8 @@ struct Consumer : ConsumerBase<Config, Params> {
     for (int n = 0; n < S::kPairs / 2; ++n) p[n] = ds[n] = 0;
     PassDs();
     PassDs();
+    // Makes no dQ of step -2.
+    if (warpgroup == 1) WarpArrives(shared.ds_empty[0]);
   }
 
   // Of this tile; `before`: where dQ of the last two steps goes.
@@ -636,8 +673,11 @@ struct Consumer : ConsumerBase<Config, Params> {
       const int first = static_cast<int>(DqTile(problem, 0, Config::kBlockM, params));
 #pragma unroll 1
       for (int m = tile.begin; m < EndOfWalk<Config>(tile); ++m) {
-        Step(m * Config::kBlockM, m >= tile.full_begin && m < tile.full_end,
-             g == Config::kGroup - 1 && m == EndOfWalk<Config>(tile) - 1, before[0]);
+        // By members: a choice between the two would put both onto the stack.
+        const bool later = warpgroup == 1;
+        Step(tile, m, g == Config::kGroup - 1,
+             {later ? before[1].tile : before[0].tile,
+              later ? before[1].warps_before : before[0].warps_before});
         before[0] = before[1];
         before[1].tile = m < tile.end ? first + m : -1;
         if constexpr (Config::kDeterministic) {
@@ -675,12 +715,13 @@ struct Consumer : ConsumerBase<Config, Params> {
     ptx::AccumulatorsReady(dk);
     ptx::AccumulatorsReady(dv);
 #pragma unroll 1
-    for (u32 n = 0; n < kDsStages; ++n) {
+    for (u32 n = warpgroup; n < kDsStages; ++n) {
       const DqTarget target = n == 0 ? before[0] : before[1];
       const u32 number = ds_count - kDsStages + n;
       float dq[4 * S::kDqTiles];
       IssueDq(dq, number, KeysOfDq(tiles - 1));
       ptx::wgmma_wait_group<0>();
+      WaitForDqPlace(lane());
       StageDq(dq, number);
       AddDq(target, /*counted=*/0);
       EndDqTurn(target);
@@ -807,8 +848,8 @@ struct TileLoader : Loader<Config, Params> {
 
   // ---- warp 2
 
-  // dQ of every step, in the order of the steps: the part of one warpgroup, then of the other. By
-  // four lanes, each a warp's part.
+  // dQ of every step, in the order in which it is made: that of warpgroup 1 first. By four lanes,
+  // each a warp's part.
   __device__ __forceinline__ void AddDq() {
     u32 added = 0;
 #pragma unroll 1
@@ -823,7 +864,7 @@ struct TileLoader : Loader<Config, Params> {
 #pragma unroll 1
         for (int m = tile.begin; m < tile.end; ++m, ++added) {
 #pragma unroll 1
-          for (int w = 0; w < S::kConsumers; ++w) {
+          for (int w = S::kConsumers - 1; w >= 0; --w) {
             Wait(shared.dq_full[w], added % 2);
             if (lane() < kWarpgroup / 32) {
               IssueDqAddition<Config>(shared, params, first + m, w, lane());

@@ -188,24 +188,36 @@ struct ConsumerBase {
     }
   }
 
-  // This warp's 16 rows of panels of 64 columns.
-  template <int kChunks, int kRows>
-  __device__ __forceinline__ void StoreRows(u16 (*panels)[kRows][kPanelColumns],
-                                            const u32 (&packed)[2 * kChunks]) const {
+  // The first chunk that this lane names of its warp's 16 rows of panels of 64 columns.
+  template <int kRows>
+  __device__ __forceinline__ u32 PlaceOfRows(u16 (*panels)[kRows][kPanelColumns]) const {
     // Not kept from step to step: registers are scarce.
     const int number = static_cast<int>(ptx::Opaque(thread));
     const int row = first_key + number / 32 * 16 + number % 16;
+    return ptx::SharedAddress(&panels[0][row][(number % 32 / 16 ^ row % 8) * 8]);
+  }
+  // kCount chunks of 8 columns, one or two, from the even number `chunk` on.
+  template <int kCount, int kRows>
+  __device__ __forceinline__ static void StoreChunks(u32 place, int chunk, const u32* packed) {
     // A row starts on a multiple of 128 bytes: the swizzle of a chunk is one exclusive or.
-    const u32 first = ptx::SharedAddress(&panels[0][row][(number % 32 / 16 ^ row % 8) * 8]);
+    const u32 address = (place ^ chunk % 8 * 16) + chunk / 8 * kRows * kRowBytes;
+    if constexpr (kCount == 2) {
+      ptx::stmatrix_x4(address, packed[0], packed[1], packed[2], packed[3]);
+    } else {
+      ptx::stmatrix_x2(address, packed[0], packed[1]);
+    }
+  }
+  // This warp's 16 rows.
+  template <int kChunks, int kRows>
+  __device__ __forceinline__ void StoreRows(u16 (*panels)[kRows][kPanelColumns],
+                                            const u32 (&packed)[2 * kChunks]) const {
+    const u32 place = PlaceOfRows(panels);
 #pragma unroll
-    for (int chunk = 0; chunk < kChunks; chunk += 2) {
-      const u32 address = (first ^ chunk % 8 * 16) + chunk / 8 * kRows * kRowBytes;
-      if (chunk + 1 < kChunks) {
-        ptx::stmatrix_x4(address, packed[2 * chunk], packed[2 * chunk + 1], packed[2 * chunk + 2],
-                         packed[2 * chunk + 3]);
-      } else {
-        ptx::stmatrix_x2(address, packed[2 * chunk], packed[2 * chunk + 1]);
-      }
+    for (int chunk = 0; chunk + 1 < kChunks; chunk += 2) {
+      StoreChunks<2, kRows>(place, chunk, &packed[2 * chunk]);
+    }
+    if constexpr (kChunks % 2 == 1) {
+      StoreChunks<1, kRows>(place, kChunks - 1, &packed[2 * kChunks - 2]);
     }
   }
 
