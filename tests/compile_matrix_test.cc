@@ -160,6 +160,17 @@ void AddSm80Cases(std::vector<Case>& cases) {
       }
     }
   }
+  // Sums of an LSE beside output that two warps share, which large problems have.
+  for (std::string_view target : {"sm_80", "sm_90a", "sm_100a"}) {
+    for (std::string_view dims : {"168", "192", "224", "256"}) {
+      const bool common_dims = dims == "192" || dims == "256";
+      if (!g_slow && target != "sm_90a" && !common_dims) continue;
+      cases.push_back(
+          {plan::Family::kFwdSm80,
+           absl::StrCat("fwd bf16 b=2 s=4096 d=", std::string(dims), " h=8 causal lse"),
+           std::string(target)});
+    }
+  }
   // ALiBi and softcap alone beside 32 rows a warp, which large problems have.
   for (std::string_view spec :
        {"fwd bf16 b=8 s=2048 d=128 h=16 causal alibi",
