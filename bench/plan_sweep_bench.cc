@@ -123,12 +123,13 @@ class Machine {
           static_cast<uint16_t>(reference::EncodeFloat(reference::kBf16Format, value));
       machine->e4m3_pool[n] =
           static_cast<uint8_t>(reference::EncodeFloat(reference::kE4m3Format, value));
+      machine->bool_pool[n] = value < 1.5 ? 1 : 0;
     }
     return machine;
   }
   const device::DriverApi& api() const { return devices->api(); }
 
-  // Random normal elements of 16 bits or e4m3.
+  // Random normal elements of 16 bits or e4m3, or bytes that keep 14 of 15 keys.
   absl::StatusOr<void*> Random(int64_t elements, ElementType type, size_t shift) {
     switch (type) {
       case ElementType::kFp16:
@@ -137,10 +138,12 @@ class Machine {
         return RandomFrom(bf16_pool, elements, shift);
       case ElementType::kFp8E4m3:
         return RandomFrom(e4m3_pool, elements, shift);
+      case ElementType::kBool:
+        return RandomFrom(bool_pool, elements, shift);
       default:
         return absl::InvalidArgumentError(
             absl::StrCat("type = ", std::string(spec::ElementTypeName(type)),
-                         ": must be fp16, bf16 or e4m3 here"));
+                         ": must be fp16, bf16, e4m3 or bool here"));
     }
   }
 
@@ -171,6 +174,7 @@ class Machine {
   std::vector<uint16_t> fp16_pool = std::vector<uint16_t>(kPoolElements);
   std::vector<uint16_t> bf16_pool = std::vector<uint16_t>(kPoolElements);
   std::vector<uint8_t> e4m3_pool = std::vector<uint8_t>(kPoolElements);
+  std::vector<uint8_t> bool_pool = std::vector<uint8_t>(kPoolElements);
 };
 
 absl::StatusOr<plan::KernelPlan> PlanOf(const std::string& text, const AttentionSpec& spec,
