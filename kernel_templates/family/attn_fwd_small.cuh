@@ -44,6 +44,7 @@
 #include "core/concepts.cuh"
 #include "core/math.cuh"
 #include "core/problem.cuh"
+#include "mma/exact_lse.cuh"
 #include "mma/half_core.cuh"
 #include "mma/key_blocks.cuh"
 #include "mma/score_tile.cuh"
@@ -102,8 +103,7 @@ inline constexpr bool kMayBeAlike =
 template <class Config>
 concept JoinsHeads = requires {
   requires Config::kKeptTerms == 0 && Config::kTeams == 2;
-}
-&&!requires { Config::kIsCareful; };
+};
 template <class Config>
 __device__ __forceinline__ int TeamOfThread() {
   return static_cast<int>(threadIdx.x) / kThreads<Config>;
@@ -218,10 +218,6 @@ template <class Config>
 struct Visit {
   static constexpr bool kHasTerms = false;
   static constexpr bool kMayBeCareful = true;
-  // Once a visit. Where tiles may be alike this is seldom needed, and has few registers to spare.
-  static constexpr bool kMakesPolicies = !kMayBeAlike<Config>;
-  // Where tiles may be alike this is what attends to those that were not finite.
-  static constexpr bool kAlwaysCareful = kMayBeAlike<Config>;
   Tile<Config> tile;
   Addresses<typename Config::Element> at;
   int n;     // block of keys; below tile.begin the tile has none
@@ -231,7 +227,7 @@ struct Visit {
   bool first : 1;   // of its tile
   bool again : 1;   // the tile's second attempt
 
-  __device__ __forceinline__ bool careful() const { return kAlwaysCareful || again; }
+  __device__ __forceinline__ bool careful() const { return again; }
 
   __device__ __forceinline__ i64 kv_begin() const { return i64{n} * Config::kBlockN; }
   template <class Params>
@@ -251,13 +247,7 @@ struct Visit {
       problem = tile.MakeProblem(params);
       if (tile.q_begin() < problem.seqlen_q) break;
     }
-    BeginHere(problem, copier, params);
-  }
-  // That of the tile at `place`, which has rows.
-  template <class Copier, class Params>
-  __device__ __forceinline__ void BeginHere(const Problem& problem, const Copier& copier,
-                                            const Params& params) {
-    exists = first = true;
+    first = true;
     const i64 q_end = Min(tile.q_begin() + Config::kBlockM, problem.seqlen_q);
     tile.rows = static_cast<int>(q_end - tile.q_begin());
     const BlockRange range =
@@ -289,7 +279,7 @@ struct Visit {
       return false;
     }
     again = false;
-    if (kAlwaysCareful || !distance.steady) {
+    if (!distance.steady) {
       Move<Config>(tile.place, distance, params);
       return true;
     }
@@ -316,7 +306,6 @@ template <class Config>
 struct AlikeVisit {
   static constexpr bool kHasTerms = Config::kKeptTerms != 0;
   static constexpr bool kMayBeCareful = false;
-  static constexpr bool kMakesPolicies = false;
   u32 b;
   int n;
   int keys;
@@ -455,6 +444,14 @@ struct TileCopier {
   }
 };
 
+// Row i of Q or O.
+template <class AnyElement>
+__device__ __forceinline__ AnyElement* RowAt(AnyElement* base, const abi::TensorStrides& strides,
+                                             const Problem& problem, i64 i) {
+  return base + problem.q_batch * strides.batch + problem.h * strides.head +
+         (problem.q_row + i) * strides.seq;
+}
+
 template <class Config>
 struct Copier {
   using Element = typename Config::Element;
@@ -552,13 +549,6 @@ struct Copier {
     return problem;
   }
 
-  template <class AnyElement>
-  static __device__ __forceinline__ AnyElement* RowAt(AnyElement* base,
-                                                      const abi::TensorStrides& strides,
-                                                      const Problem& problem, i64 q_begin) {
-    return base + problem.q_batch * strides.batch + problem.h * strides.head +
-           (problem.q_row + q_begin) * strides.seq;
-  }
   template <class Params>
   static __device__ __forceinline__ const Element* KeyAt(const void* base,
                                                          const abi::TensorStrides& strides,
@@ -695,7 +685,7 @@ struct Attention {
   int slot;
 
   __device__ __forceinline__ void Run() const {
-    if constexpr (AnyVisit::kMakesPolicies) {
+    if constexpr (AnyVisit::kMayBeCareful) {
       const Problem problem = tile.MakeProblem(params);
       const HeadPolicies<Config, Params> policies(problem, params);
       Steps(&policies);
@@ -704,7 +694,7 @@ struct Attention {
     }
   }
 
-  // Attends to the keys. Without `policies` those that are needed are made.
+  // Attends to the keys. AlikeVisits need no `policies`.
   __device__ __forceinline__ void Steps(const HeadPolicies<Config, Params>* policies) const {
     const int steps = (visit.keys + Config::kStepKeys - 1) / Config::kStepKeys;
     if (visit.careful()) {
@@ -720,11 +710,8 @@ struct Attention {
         AddTerms(scores, step);
       } else if constexpr (kKeysOnly) {
         MaskKeys(scores, step);
-      } else if constexpr (AnyVisit::kMakesPolicies) {
-        Apply(scores, *policies, step);
       } else {
-        const Problem problem = tile.MakeProblem(params);
-        Apply(scores, HeadPolicies<Config, Params>(problem, params), step);
+        Apply(scores, *policies, step);
       }
       AddValues(scores, policies, step);
     }
@@ -738,18 +725,19 @@ struct Attention {
     return kKeysOnly ? rows.HasNonFiniteSums() : rows.NonFinite();
   }
 
-  // Terms are the policies of scores that are 0. Of this team: every kTeams-th step of the keys.
+  // Terms are the policies of scores that are 0. Of this team: every kTeams-th kKeys of the keys.
   static __device__ __forceinline__ void MakeTerms(Term (*terms)[32], const Place& place, int team,
                                                    const Params& params) {
     using Kept = OfKeptTerms<Config>;
     const Problem problem = MakeProblem<Config>(place.b, place.h, params);
     const HeadPolicies<Kept, Params> policies(problem, params);
     const i64 row = i64{place.m} * Config::kBlockM + Rows<Config>::FirstRow();
-    constexpr int kStride = Config::kTeams * Config::kStepKeys;
+    constexpr int kKeys = Config::kStepKeys > 32 ? 32 : Config::kStepKeys;
+    constexpr int kStride = Config::kTeams * kKeys;
     // Tiles of rows one after the other where making terms takes no time to speak of: policies of
     // elements are much code.
-    constexpr int kTogether = Config::kPackedTerms ? kMTiles : 1;
-    int key = team * Config::kStepKeys;
+    constexpr int kTogether = Config::kPackedTerms && Config::kTermKeys > 128 ? kMTiles : 1;
+    int key = team * kKeys;
     const BiasTouch<Config> touch(problem, row, params);
     u32 before = touch.Read(key);
 #pragma unroll 1
@@ -757,10 +745,10 @@ struct Attention {
       const u32 next = touch.Read(key + kStride);
 #pragma unroll 1
       for (int m = 0; m < kMTiles; m += kTogether) {
-        float terms_of_step[kTogether][kNTiles][4];
+        float terms_of_step[kTogether][kKeys / 8][4];
         ClearTile(terms_of_step);
         ApplyPolicies<Kept>(terms_of_step, policies, problem, row + m * 16, key, false, params);
-        StoreTerms(terms, terms_of_step, m, key / Config::kStepKeys * kStepTerms);
+        StoreTerms(terms, terms_of_step, m, key / 8 / kTermTiles);
       }
       ptx::Opaque(before);
       before = next;
@@ -769,24 +757,23 @@ struct Attention {
 
   // The term `column` of m16 tile `m`, a term being of kTermTiles n8 tiles.
   static constexpr int kTermTiles = Config::kPackedTerms ? 2 : 1;
-  static constexpr int kStepTerms = kNTiles / kTermTiles;
   static __device__ __forceinline__ Term& TermOf(Term (*terms)[32], int m, int column) {
     constexpr int kColumns = Config::kTermKeys / 8 / kTermTiles;
     const int row = ThreadOfTeam<Config>() / 32 * kMTiles + m;
     return terms[row * kColumns + column][threadIdx.x % 32];
   }
   __device__ __forceinline__ int FirstTerm(int step) const {
-    return visit.n * (Config::kBlockN / 8 / kTermTiles) + step * kStepTerms;
+    return visit.n * (Config::kBlockN / 8 / kTermTiles) + step * (kNTiles / kTermTiles);
   }
-  template <int kTogether>
+  template <int kTogether, int kTiles>
   static __device__ __forceinline__ void StoreTerms(Term (*terms)[32],
-                                                    const float (&scores)[kTogether][kNTiles][4],
+                                                    const float (&scores)[kTogether][kTiles][4],
                                                     int first_tile, int first) {
 #pragma unroll
     for (int m = 0; m < kTogether; ++m) {
       if constexpr (Config::kPackedTerms) {
 #pragma unroll
-        for (int n = 0; n < kNTiles; n += 2) {
+        for (int n = 0; n < kTiles; n += 2) {
           const float(&s)[4] = scores[m][n];
           const float(&t)[4] = scores[m][n + 1];
           using Ops = typename Rows<Config>::Ops;
@@ -796,7 +783,7 @@ struct Attention {
         }
       } else {
 #pragma unroll
-        for (int n = 0; n < kNTiles; ++n) {
+        for (int n = 0; n < kTiles; ++n) {
           const float(&s)[4] = scores[m][n];
           TermOf(terms, first_tile + m, first + n / kTermTiles) = {
               {BitsOfFloat(s[0]), BitsOfFloat(s[1]), BitsOfFloat(s[2]), BitsOfFloat(s[3])}};
@@ -1162,58 +1149,134 @@ __device__ __forceinline__ void WalkTiles(SharedStorage<Config>& storage,
   }
 }
 
-// 16 rows a warp and 16 keys a step: little code.
+// 16 rows a warp and 16 keys a step, for WalkCarefully.
 template <class Config>
 struct CarefulConfig : Config {
-  static constexpr bool kIsCareful = true;
   static constexpr int kRowsPerWarp = 16;
-  static constexpr int kBlockM = Config::kBlockM / (Config::kRowsPerWarp / 16);
-  static constexpr int kStepKeys = Config::kRunKeys <= 4 ? 16 : 32;
+  static constexpr int kStepKeys = 16;
 };
 
-// The same for kernels whose tiles may be alike, where WalkAlikeTiles does not serve: one visit
-// after the other, masks by selection, and a part of the tile's rows at a time.
+// 16 keys from `key_begin` on, attended to by a warp for its 16 rows from `row_begin` on. Operands
+// come from global memory, wherever they lie there, and policies are asked by their definition.
 template <class Config, class Params>
-__device__ __forceinline__ void WalkCarefully(SharedStorage<Config>& storage,
-                                              TeamStorage<Config>& whole, const Params& params) {
+__device__ __forceinline__ void AttendCarefully(Rows<Config>& rows, const Problem& problem,
+                                                i64 row_begin, i64 key_begin,
+                                                const Params& params) {
+  using Ops = typename Rows<Config>::Ops;
+  constexpr int kColumns = Config::kHeadDimQk;
+  const abi::AttnFwdParams& core = params.core;
+  const int lane = LaneHere(), row = lane / 4, quad = lane % 4;
+  const u16* const k_rows =
+      static_cast<const u16*>(FirstKeyRow<Config>(core.k, core.k_strides, problem, params));
+  const u16* const v_rows =
+      static_cast<const u16*>(FirstKeyRow<Config>(core.v, core.v_strides, problem, params));
+  const u16* q[2];
+  const u16* k[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const i64 i = Min(row_begin + row + half * 8, problem.seqlen_q - 1);
+    const i64 j = key_begin + row + half * 8;
+    q[half] = RowAt(static_cast<const u16*>(core.q), core.q_strides, problem, i);
+    k[half] = j < problem.seqlen_kv ? k_rows + j * core.k_strides.seq : nullptr;
+  }
+  typename Rows<Config>::ScoreTile scores;
+  ClearTile(scores);
+#pragma unroll 1
+  for (int column = quad * 2; column < RoundUp(kColumns, 16); column += 16) {
+    const u32 a[4] = {PairOfRow<kColumns>(q[0], column), PairOfRow<kColumns>(q[1], column),
+                      PairOfRow<kColumns>(q[0], column + 8), PairOfRow<kColumns>(q[1], column + 8)};
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      Ops::Multiply(scores[0][n], a, PairOfRow<kColumns>(k[n], column),
+                    PairOfRow<kColumns>(k[n], column + 8));
+    }
+  }
+  u32 kept = 0;  // a bit for each of the lane's scores
+  const auto finish = [&](int e, float& score) {
+    const i64 i = Min(row_begin + row + e / 2 % 2 * 8, problem.seqlen_q - 1);
+    const i64 j = key_begin + e / 4 * 8 + quad * 2 + e % 2;
+    const bool keep = j < problem.seqlen_kv && Config::Mask::Keep(problem, i, j, params);
+    score = keep ? Config::Score::Apply(score * core.scale, problem, i, j, params) : -Infinity();
+    kept |= static_cast<u32>(keep) << e;
+  };
+  if constexpr (Config::Score::kIdentity && Config::Mask::kIsEmpty) {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) finish(e, scores[0][e / 4][e % 4]);
+  } else {
+    // A loop, for a policy may be much code.
+#pragma unroll 1
+    for (int e = 0; e < 8; ++e) {
+      float score = 0;
+#pragma unroll
+      for (int t = 0; t < 8; ++t) score = t == e ? scores[0][t / 4][t % 4] : score;
+      finish(e, score);
+#pragma unroll
+      for (int t = 0; t < 8; ++t) {
+        float& s = scores[0][t / 4][t % 4];
+        s = t == e ? score : s;
+      }
+    }
+  }
+  rows.WatchScores(scores, kLog2OfE, true);
+  Weights<2>(scores, rows.softmax, kLog2OfE, 0);
+  u32 p[1][4];
+  PackWeights<Ops>(p[0], scores[0], 0);
+  // A lane's keys are those of its scores. What no row sees may be a NaN, and is left out.
+#pragma unroll
+  for (int lanes = 4; lanes < 32; lanes *= 2) kept |= __shfl_xor_sync(kAllLanes, kept, lanes);
+  kept |= kept >> 2;  // of both rows
+  const u16* v[4];
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    const i64 j = key_begin + n / 2 * 8 + quad * 2 + n % 2;
+    v[n] = kept >> (n / 2 * 4 + n % 2) & 1 ? v_rows + j * core.v_strides.seq : nullptr;
+  }
+#pragma unroll
+  for (int n = 0; n < Rows<Config>::kVTiles; ++n) {
+    u32 b[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      b[half] = ElementOfRow<Config::kHeadDimV>(v[2 * half + 1], n * 8 + row) << 16 |
+                ElementOfRow<Config::kHeadDimV>(v[2 * half], n * 8 + row);
+    }
+    Ops::Multiply(rows.o[0][n], p[0], b[0], b[1]);
+  }
+  AddRowSums<Ops>(rows.o, p);
+}
+
+// What WalkAlikeTiles does not serve, in as little code as does it right: each warp attends to its
+// rows of the team's tiles, 16 at a time, masks by selection.
+template <class Config, class Params>
+__device__ __forceinline__ void WalkCarefully(TeamStorage<Config>& shared, const Distance& distance,
+                                              const Params& params) {
+  using Element = typename Config::Element;
   using Careful = CarefulConfig<Config>;
-  using Attend = Attention<Careful, Params, Visit<Careful>>;
-  constexpr int kParts = Config::kBlockM / Careful::kBlockM;
-  static_assert(sizeof(TeamStorage<Careful>) <= sizeof(TeamStorage<Config>));
-  auto& shared = reinterpret_cast<TeamStorage<Careful>&>(whole);
-  const Copier<Careful> copier{storage.wide};
-  const Distance& distance = storage.distance;
-  const Tile<Careful>& tile = shared.tiles[0];
-  Place place = whole.tiles[0].place;
+  const abi::AttnFwdParams& core = params.core;
+  Element* const own = &shared.q[0][Rows<Config>::FirstRow()][0];
   Rows<Careful> rows;
 #pragma unroll 1
-  for (; place.b < Batch<Config>(params); Move<Config>(place, distance, params)) {
+  for (Place place = shared.tiles[0].place; place.b < Batch<Config>(params);
+       Move<Config>(place, distance, params)) {
+    const Problem problem = MakeProblem<Config>(place.b, place.h, params);
+    const i64 first = i64{place.m} * Config::kBlockM + Rows<Config>::FirstRow();
+    const i64 end = Min(first + Config::kRowsPerWarp, problem.seqlen_q);
 #pragma unroll 1
-    for (int part = 0; part < kParts; ++part) {
-      Visit<Careful> visit = {};
-      visit.tile.place = {place.b, place.h, place.m * kParts + part};
-      const Problem problem = visit.tile.MakeProblem(params);
-      if (visit.tile.q_begin() >= problem.seqlen_q) break;
-      visit.BeginHere(problem, copier, params);
+    for (i64 row = first; row < end; row += 16) {
       rows.Start();
-      do {
-        SyncTeam<Config>();  // what the copies replace has been read
-        if (ThreadOfTeam<Config>() == 0) shared.tiles[0] = visit.tile;
-        visit.at = copier.Find(visit.tile.MakeProblem(params), visit.tile.q_begin(),
-                               visit.kv_begin(), params);
-        copier.Start(shared, 0, 0, visit, params);
-        CommitCopies<Config>();
-        WaitForCopies<Config>();
-        SyncTeam<Config>();
-        if (visit.keys > 0) {
-          Attend{shared, storage.terms, params, rows, tile, visit, 0, 0}.Run();
-        }
-        visit.tile = tile;  // which meanwhile took no registers
-      } while (!visit.Follow(distance, params));
-      typename Config::Element* const own = &shared.q[0][Rows<Careful>::FirstRow()][0];
-      __syncwarp();  // Q has been read
-      FinishRows<Careful, false>(rows, own, tile, params);
-      copier.Store(own, tile, params);
+#pragma unroll 1
+      for (i64 key = 0; key < problem.seqlen_kv; key += 16) {
+        AttendCarefully<Careful>(rows, problem, row, key, params);
+      }
+      rows.template Finish<kAllRowsAlike<Config>>(own, problem, row - Rows<Careful>::FirstRow(),
+                                                  params);
+      const int elements = static_cast<int>(Min(16, end - row)) * Config::kHeadDimV;
+#pragma unroll 1
+      for (int n = LaneHere(); n < elements; n += 32) {
+        const int of_row = n / Config::kHeadDimV, column = n % Config::kHeadDimV;
+        RowAt(static_cast<Element*>(core.o), core.o_strides, problem, row + of_row)[column] =
+            own[of_row * Rows<Config>::kPitchQo + column];
+      }
+      __syncwarp();
     }
   }
 }
@@ -1265,7 +1328,7 @@ __device__ __forceinline__ void Run(const Params& params) {
   __syncthreads();
   if constexpr (kMayBeAlike<Config>) {
     if (storage.alike && WalkAlikeTiles<Config>(storage, shared, team, params)) return;
-    WalkCarefully<Config>(storage, shared, params);
+    WalkCarefully<Config>(shared, storage.distance, params);
   } else {
     WalkTiles<Config>(storage, shared, params);
   }

@@ -15,12 +15,16 @@
 
 namespace tilewright {
 
-// Columns `column` and the next one of a row as an operand; zeros beyond the row, and without one.
+// Element `column` < RoundUp(kColumns, 16) of a row; zero beyond the row, and without one.
+template <int kColumns>
+__device__ __forceinline__ u32 ElementOfRow(const u16* row, int column) {
+  const bool exists = kColumns % 16 == 0 || column < kColumns;
+  return row != nullptr && exists ? row[column] : 0;
+}
+// Columns `column` and the next one of a row as an operand.
 template <int kColumns>
 __device__ __forceinline__ u32 PairOfRow(const u16* row, int column) {
-  const u32 low = row != nullptr && column < kColumns ? row[column] : 0;
-  const u32 high = row != nullptr && column + 1 < kColumns ? row[column + 1] : 0;
-  return high << 16 | low;
+  return ElementOfRow<kColumns>(row, column + 1) << 16 | ElementOfRow<kColumns>(row, column);
 }
 
 // The lane is found where it is used: kept from the start of a kernel of 255 registers it would
