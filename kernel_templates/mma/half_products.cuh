@@ -50,11 +50,13 @@ __device__ __forceinline__ unsigned AddressOfRows(const Element* first, int pitc
   const int lane = static_cast<int>(threadIdx.x % 32);
   return ptx::SharedAddress(first + lane % 16 * pitch + lane / 16 * 8);
 }
-// For two operands B of 8 rows each, k along the columns.
-template <class Element>
+// For two operands B of 8 rows each, k along the columns. kRows 8: for one, of which the lanes that
+// are not asked stay within it.
+template <int kRows = 16, class Element>
 __device__ __forceinline__ unsigned AddressOfColumns(const Element* first, int pitch) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  return ptx::SharedAddress(first + (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * 8);
+  const int row = lane % 8 + (kRows > 8 ? lane / 16 * 8 : 0);
+  return ptx::SharedAddress(first + row * pitch + lane / 8 % 2 * 8);
 }
 
 template <class Element>

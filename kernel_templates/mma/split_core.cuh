@@ -88,7 +88,8 @@ struct SplitCore {
     ClearTile(scores);
     ScoreSteps<Ops, kQkSteps, Shared::kPitchQo, Shared::kPitchQk>(
         scores, AddressOfRows(&shared.qo[FirstRow()][0], Shared::kPitchQo),
-        AddressOfColumns(&shared.k[stage][FirstKey()][0], Shared::kPitchQk));
+        AddressOfColumns<(kScoreKeys > 8 ? 16 : 8)>(&shared.k[stage][FirstKey()][0],
+                                                    Shared::kPitchQk));
   }
 
   // All warps of a group come here together: they have the same references.
