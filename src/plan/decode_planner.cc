@@ -98,12 +98,12 @@ std::string RefusalOfBoth(const PlanRequest& request) {
                         ": must be at most ", kFewQueries, " queries, or ", kKeysOfQuery,
                         " times as many keys as queries");
   }
+  if (spec.seqlen_kv > std::numeric_limits<int32_t>::max()) {
+    return absl::StrCat("seqlen_kv = ", spec.seqlen_kv, ": must be below 2^31");
+  }
   if (HasManyFewKeys(request)) {
     return absl::StrCat("batch * heads_kv = ", spec.batch * spec.heads_kv, " sequences of ",
                         spec.seqlen_kv, " keys: so few are read sooner than shared out");
-  }
-  if (spec.seqlen_kv > std::numeric_limits<int32_t>::max()) {
-    return absl::StrCat("seqlen_kv = ", spec.seqlen_kv, ": must be below 2^31");
   }
   return "";
 }
@@ -159,7 +159,7 @@ void Explain(const PlanRequest& request, FamilyAnswer& answer) {
 bool HasManyFewKeys(const PlanRequest& request) {
   const AttentionSpec& spec = request.spec;
   // K and V are read once for each head of Q there. On one H200 (2026-12-01), microseconds of
-  // attn_decode (of what is chosen instead: attn_fwd_small, attn_fwd_sm80 from 160 keys on), 2048
+  // attn_decode (of what is chosen instead: attn_fwd_small, attn_fwd_sm80 beyond 160 keys), 2048
   // sequences: d16 with 8 keys 63 (10), 128 keys 61 (15), 512 keys 88 (45); d64 with 160 keys 74
   // (39), 256 keys 83 (61), 512 keys 105 (95), 1024 keys 152 (162); d128 with 64 keys 72 (34);
   // eight heads of d16 on each of 2048 sequences of 128 keys 63 (49).
