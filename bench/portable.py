@@ -40,6 +40,11 @@ MOST_BYTES = 16e9
 USUAL_LIMITS = {"bf16 TFLOP/s": 690, "fp32 TFLOP/s": 50, "TB/s": 4.3}
 
 
+def is_right(row):
+    """Whether the answer of a row that was timed is within its bar; NaN is not."""
+    return row["error"] <= row["error_bar"]
+
+
 def complete(row, entry, limits):
     """Adds time, bandwidth and share of the limit, and judges rows whose bar is a time."""
     if "ms" not in row:
@@ -52,7 +57,7 @@ def complete(row, entry, limits):
         if bar in entry:
             row[bar] = entry[bar]
     if "must_us" in entry:
-        row["holds"] = row["error"] <= row["error_bar"] and row["us"] <= entry["must_us"]
+        row["holds"] = is_right(row) and row["us"] <= entry["must_us"]
     return row
 
 
@@ -86,7 +91,7 @@ def set_protocol(kind):
 def summary(rows):
     """How many workloads of the zoo run and are right, and how many are faster than the best peer."""
     zoo = [row for row in rows if row.get("protocol") == "zoo"]
-    ran = [row for row in zoo if "ms" in row and row["error"] <= row["error_bar"]]
+    ran = [row for row in zoo if "ms" in row and is_right(row)]
     judged = [row for row in ran if "ratio" in row]
     return {
         "asked": len(zoo),
